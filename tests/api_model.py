@@ -76,7 +76,7 @@ def served(answer: Callable[[dict[str, Any]], Any]) -> Iterator[Served]:
             self.reply(200, {}, {"id": f"chatcmpl-0123456789abcdef-{number}", **whole})
 
         def reply(self, status: int, headers: dict[str, str], content: Any) -> None:
-            data = json.dumps(content).encode()
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             for name, value in {**headers, "content-length": str(len(data))}.items():
                 self.send_header(name, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 from agentenv._util.plurals import counted, histogram
@@ -111,17 +112,25 @@ def _flag_caveats(a: Side, b: Side, regraded: str) -> Iterator[Caveat]:
     is_meant = bool(regraded)
     if is_meant:
         yield Caveat("rescored", regraded, refuses=False)
-    elif graded[0].get("reward") != graded[1].get("reward"):
-        rewards = [facts.get("reward") for facts in graded]
-        yield Caveat("rewards", f"--reward of rescore: {rewards[0]} in A, {rewards[1]} in B", refuses=True)
+    rewards = [facts.get("reward") for facts in graded]
+    if rewards[0] != rewards[1]:
+        yield Caveat("rewards", f"--reward of rescore: {rewards[0]} in A, {rewards[1]} in B", refuses=not is_meant)
+    idle = [" (graded nothing)" if is_meant and reward else "" for reward in rewards]  # the environment's flags
     for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
         for name, (old, new) in _differing(a.flags, b.flags, names):
-            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=kind == "limits" or not is_meant)
-    code = [side.flags.get(name) for side in (a, b) for name in CODE]
-    code += [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
-    code += [parsed_reward("--reward", facts.get("reward")) for facts in graded]
-    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), {*python_files(code)}):
+            of_a, of_b = idle if kind == "environment" or name == "remote_rm_url" else ("", "")
+            text = f"--{name}: {old}{of_a} in A, {new}{of_b} in B"
+            yield Caveat(kind, text, refuses=kind == "limits" or not is_meant)
+    files = {*python_files([side.flags.get(name) for side in (a, b) for name in CODE])}
+    code = [parsed_reward("--group_reward", side.flags.get("group_reward")) for side in (a, b)]
+    code += [parsed_reward("--reward", reward) for reward in rewards]
+    graders = {*python_files(code)} | (set() if any(idle) else files)
+    if text := _changed_code(a.config.get("agent_file"), b.config.get("agent_file"), graders):
         yield Caveat("environment", f"code: {text}", refuses=not is_meant)
+    for side_name, side in (("A", a), ("B", b)):
+        if mixed := ", ".join(each for each in side.mixed_files if each in graders | files):
+            text = f"code: {mixed} changed before a resume of {side_name}: its episodes are of more than one version"
+            yield Caveat("environment", text, refuses=not is_meant)
     if a.step is None or b.step is None:
         return  # the tasks themselves are compared
     for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA):
@@ -145,9 +154,15 @@ def _changed_code(old: Any, new: Any, named: Collection[str]) -> str:
 def _episode_caveats(a: Side, b: Side, by: By) -> Iterator[Caveat]:
     old, new = ({each.episode_id: each.value(by) for row in side.outcomes.values() for each in row} for side in (a, b))
     for name, values, others in (("A", old, new), ("B", new, old)):
-        ids = [key for key, value in values.items() if value is not None and others.get(key) is None]
-        for how, num in Counter("graded " * (key in others) for key in ids).items():
-            yield Caveat("unrewarded", f"{counted(num, 'episode')} {how}only in {name}: left out", refuses=False)
+        by_reason: dict[str, list[float]] = {}
+        for key, value in values.items():
+            if value is not None:
+                reason = "both" if others.get(key) is not None else "graded " * (key in others)
+                by_reason.setdefault(reason, []).append(value)
+        kept = fmean(by_reason.pop("both"))
+        for how, left in by_reason.items():
+            text = f"left out; mean in {name} {fmean(left):.3g}, of the others {kept:.3g}"
+            yield Caveat("unrewarded", f"{counted(len(left), 'episode')} {how}only in {name}: {text}", refuses=False)
 
 
 def _task_caveats(

@@ -119,6 +119,7 @@ class EpisodeChange:
     """An episode that was graded again, and its value in both runs."""
 
     episode_id: str
+    task_id: str
     a: float
     b: float
 
@@ -336,7 +337,7 @@ def episode_changes(pairs: Sequence[TaskPair]) -> tuple[EpisodeChange, ...] | No
     if not pairs[0].are_same:
         return None
     rows = [
-        EpisodeChange(each.episode_id, a, b)
+        EpisodeChange(each.episode_id, pair.task_id, a, b)
         for pair in pairs
         for each, (a, b) in zip(pair.a, pair.compared, strict=True)
         if not _are_equal(a, b)

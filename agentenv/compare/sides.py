@@ -18,6 +18,7 @@ from agentenv.core.types import StopReason, Task
 from agentenv.errors import ConfigError
 from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
 from agentenv.runs.mixture import mixture_of
+from agentenv.runs.prepare import changed_files
 from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config, read_trajectories
 from agentenv.runs.records.filters import EpisodeFilter
 from agentenv.runs.records.scan import ReadReport
@@ -70,6 +71,8 @@ class Side:
     """The train step of an evaluation."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """`config` of config.json; empty if there is none."""
+    mixed_files: Collection[str] = ()
+    """Files of code that changed before a resume, so that the episodes are of more than one version."""
     kept: bool = False
     """True if the episodes are those that a training kept of its train steps."""
     outcomes: dict[str, list[EpisodeOutcome]] = field(default_factory=lambda: defaultdict(list))
@@ -176,8 +179,12 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
             rewards = rewards_of_groups(trajectories)
             trajectories = [each for each in trajectories if where.matches(each, rewards[each.group_id])]
     has_config = folder is not None and (folder / CONFIG).is_file()
-    side = Side(str(folder or "trajectories"), config=read_config(folder)["config"] if folder and has_config else {})
+    document = read_config(folder) if folder and has_config else {}
+    side = Side(str(folder or "trajectories"), config=document.get("config", {}))
     side.kept = "rollout_batch_size" in side.flags
+    if not side.kept:
+        changes = document.get("changed", [])
+        side.mixed_files = list(dict.fromkeys(name for change in changes for name in changed_files(*change)))
     judge = PassRule(side.config)
     for task, summary in chain(indexed, ((each.task, summarize(each)) for each in trajectories)):
         task_id = task.task_id or summary.group_id

@@ -101,6 +101,8 @@ class EpisodeRunner:
         self._first_messages: dict[tuple[str, ...], str] = {}
         self.in_flight: dict[str, EpisodeProgress] = {}
         """How far each running episode is, by its id, until its record has been handed over."""
+        self.fix = "Fix the environment or the engine"
+        """What to do if too many episodes fail."""
         self._advice = ""
         """What to do if a service may have failed an episode; its exception is known in the episode's process only."""
         self._recent_errors: deque[str | None] = deque(maxlen=policy.window or 0)  # of the last episodes, failed or not
@@ -156,7 +158,7 @@ class EpisodeRunner:
         if num_done and not self.draining and num_failed / num_done > self.policy.max_error_share:
             first = list(errors.items())[:3]
             messages = "; ".join(f"{message.rstrip('.')} ({counted(count, 'time')})" for message, count in first)
-            advice = f"{self._advice}Fix the environment or the engine and --resume"
+            advice = f"{self._advice}{self.fix} and --resume"
             if errors.keys() <= self._outages.keys():
                 outages = Counter(self._outages[message] for message in errors.elements())
                 (name, count), *_ = outages.most_common(1)

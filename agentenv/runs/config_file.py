@@ -92,11 +92,12 @@ def stored_config(cls: type[C], command: str, given: Mapping[str, Any]) -> C | N
             f"--resume: expected a directory of `agentenv {command}` in --out, got {path!r}. "
             "Check the path, or pass the flags of a new one."
         )
-    flags = read_config(out)["config"]["flags"]
-    if (other := command_of(flags)) != command:
+    stored = read_config(out)["config"]
+    flags = stored["flags"]
+    if (other := "rescore" if "rescored" in stored else command_of(flags)) != command:
         raise ConfigError(
             f"--resume: expected a directory of `agentenv {command}` in --out, got one of `agentenv {other}`, "
-            f"{str(out)!r}. Check the path."
+            f"{str(out)!r}. Resume it with that command, or check the path."
         )
     try:
         return cls.from_flags(**{**flags, "resume": True})

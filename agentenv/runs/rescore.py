@@ -95,7 +95,8 @@ class Recording:
             raise NotRecorded(f"rescore: expected the episode in {self.path}, got none. Finish that run with --resume.")
         episode = self._episodes.read(place)
         for turn in episode.turns:
-            if turn.answer is not None:  # the recorded run has paid it
+            turn.num_retries = turn.num_request_retries = turn.num_failovers = 0  # they are of the recorded run
+            if turn.answer is not None:  # which has paid it, too
                 turn.answer = replace(turn.answer, cost_usd=None)
         return episode
 
@@ -232,8 +233,6 @@ def _completion(episode: Trajectory, turn: Turn) -> Completion:
         num_cached_tokens=turn.num_cached_tokens,
         answer=turn.answer,
         forced=turn.forced,
-        num_failovers=turn.num_failovers,
-        num_request_retries=turn.num_request_retries,
     )
 
 

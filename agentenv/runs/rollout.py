@@ -195,8 +195,8 @@ async def arollout(
         trackers = await stack.enter_async_context(open_run_trackers(job, out))
         log = RunLog(job, outbox, trackers)
         screen = RunScreen(config, job, log, stdout=sys.stdout)
+        report_changes(log, job.config, screen.note)
         if out:
-            report_changes(job.config, out, screen.note)
             screen.report_damage()
             trajectories = {each.episode_id: each for each in read_trajectories(out, report=ReadReport())}
         runner = await stack.enter_async_context(

@@ -92,8 +92,10 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
         screen = RunScreen(shown, job, log, stdout=stdout)
         screen.launch(job.facts, job.config.to_dict())
         await page.open(out, screen.note)
-        report_changes(job.config, out, screen.note)
+        report_changes(log, job.config, screen.note)
         async with open_runner(job, engine=engine, note=screen.note, only_records=job.grader is None) as runner:
+            if recording:
+                runner.fix = "Let the environment ask what it asked then, or fix what raised,"
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
 
@@ -187,13 +189,17 @@ def _reward_of(stored: Mapping[str, Any] | None) -> Any:
     return parsed_reward("--reward", ((stored or {}).get("rescored") or {}).get("reward"))
 
 
-def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
+def report_changes(log: RunLog, config: RunConfig, note: Callable[[str], None]) -> None:
     """Note and store in config.json if --prices, the file of the agent or that of a reward changed before a resume.
+
+    Nothing is stored if no episode is left to run, or without a run directory.
 
     Raises:
         ConfigError: config.json cannot be written.
     """
-    document = read_config(out)
+    if log.out is None or log.stats.num_earlier == log.stats.total:
+        return
+    document = read_config(log.out)
     stored = document["config"]
     now = code_digests(config, _reward_of(stored))
     before, is_repriced = stored.get("agent_file"), stored["flags"].get("prices") != config.prices
@@ -207,6 +213,6 @@ def report_changes(config: RunConfig, out: Path, note: Callable[[str], None]) ->
         return
     stored["agent_file"] = now
     try:
-        write_json(out / CONFIG, document)
+        write_json(log.out / CONFIG, document)
     except OSError as error:
-        raise ConfigError(f"{out / CONFIG}: expected to be written, got {error}. Make room, or fix it.") from error
+        raise ConfigError(f"{log.out / CONFIG}: expected to be written, got {error}. Make room, or fix it.") from error

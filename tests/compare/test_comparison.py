@@ -15,7 +15,7 @@ from agentenv.compare.report import sections_of
 from agentenv.compare.sides import read_side
 from agentenv.core.types import Answer
 from agentenv.errors import ConfigError
-from agentenv.runs.records.directory import RecordedEpisodes, RunWriter, read_trajectories
+from agentenv.runs.records.directory import RecordedEpisodes, RunWriter, read_config, read_trajectories
 from agentenv.runs.records.index import TRAJECTORIES
 from agentenv.runs.rollout import load_run
 from tests.compare.sides import outcome, side, trajectory, write_run, write_training
@@ -137,9 +137,9 @@ def test_of_a_run_graded_again_the_episodes_that_both_graded_are_compared(source
     assert (found.verdict, found.are_identical, found.a.mean, found.b.mean) == ("no_difference", True, 11 / 12, 11 / 12)
     assert found.stop_reasons[0].difference.mean == 0.0
     assert [(each.text, each.refuses) for each in found.caveats if "only" in each.text] == [
-        ("3 episodes graded only in A: left out", False),
-        ("2 episodes only in A: left out", False),
-        ("1 episode graded only in B: left out", False),
+        ("3 episodes graded only in A: left out; mean in A 0.5, of the others 0.875", False),
+        ("2 episodes only in A: left out; mean in A 0, of the others 0.875", False),
+        ("1 episode graded only in B: left out; mean in B 0, of the others 0.875", False),
     ]
 
 
@@ -147,8 +147,9 @@ def test_a_run_graded_again_is_paired_by_episode():
     a = {"x": [1.0, 0.0, 0.5, 1.0], "y": [0.0, 1.0, 1.0, 1.0], "z": [1.0, 0.0, 0.0, 0.0]}
     b = {"x": [0.5, 0.0, 0.0, 1.0], "y": [1.0, 0.0, 1.0, 1.0], "z": [0.5, 0.0, 0.0, 0.0]}
     found = regraded(a, b)
-    assert [(each.episode_id, each.a, each.b) for each in found.episodes] == [
-        ("y/0", 0.0, 1.0), ("y/1", 1.0, 0.0), ("x/0", 1.0, 0.5), ("x/2", 0.5, 0.0), ("z/0", 1.0, 0.5),
+    assert [(each.episode_id, each.task_id, each.a, each.b) for each in found.episodes] == [
+        ("y/0", "y", 0.0, 1.0), ("y/1", "y", 1.0, 0.0), ("x/0", "x", 1.0, 0.5), ("x/2", "x", 0.5, 0.0),
+        ("z/0", "z", 1.0, 0.5),
     ]  # fmt: skip
     assert found.share_above.b == pytest.approx((1 / 4 + 1 / 2 + 3 / 8) / 3)
     within = (1 / 12 + 2 / 3 + 1 / 16) / 4 / 9  # of the differences, over tasks
@@ -371,6 +372,16 @@ def test_code_that_one_run_lacks_is_only_in_the_other(tmp_path):
     a, b = (write_run(tmp_path / name, BEFORE, flags=flags[i], agent_file=files[i]) for i, name in enumerate("ab"))
     text = "code: other content of env.py in B; old.py only in A; new.py, strict.py only in B"
     assert text in [each.text for each in compare(a, b).refused]
+
+
+def test_episodes_that_two_versions_of_a_file_graded_are_named(tmp_path):
+    flags = {"env": "env.py", "remote_rm_url": "other.py"}
+    a, b = (write_run(tmp_path / name, BEFORE, flags=flags, agent_file={"env.py": "1"}) for name in "ab")
+    document = read_config(b)
+    document["changed"] = [[{"env.py": "1"}, {"env.py": "2"}], [{"env.py": "2"}, {"env.py": "1"}]]
+    (b / "config.json").write_text(json.dumps(document))
+    text = "code: env.py changed before a resume of B: its episodes are of more than one version"
+    assert [each.text for each in compare(a, b).refused] == [text]
 
 
 def test_draws_are_common_with_one_seed_of_one_model(tmp_path):

@@ -185,6 +185,12 @@ async def test_what_is_no_completion_fails_after_a_few_requests_and_not_at_the_e
     assert "expected a chat completion, got" in str(error)
 
 
+async def test_json_that_was_cut_off_is_told_from_a_whole_answer_of_another_form():
+    body = json.dumps({"id": "chatcmpl-1", "choices": [{"message": {"content": "long" * 200}}]}).encode()
+    error, _ = await ask(lambda _: (200, {}, body[:500]), max_retries=0)
+    assert "expected a chat completion, got 500 bytes that are not JSON (Unterminated string " in str(error)
+
+
 @pytest.mark.parametrize("content", ["<html>Bad gateway</html>", NO_CHOICE])
 async def test_what_is_no_completion_is_sent_again_and_counted_apart_from_other_failures(content):
     busy, page = (503, {}, "busy"), (200, {}, content)

@@ -45,6 +45,8 @@ def shortest(prompt, responses, extras):
     return [float(len(text) == best) for text in responses], {}
 """
 
+RUNS = "old", "new"
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -134,9 +136,13 @@ def test_a_step_that_raised_is_graded_by_a_version_that_does_not(place):
     assert (errors("new"), len(rewards("new"))) == ({}, 6)
 
 
-def test_an_environment_that_asks_something_else_is_named_with_what_it_asks(place):
+def test_an_environment_that_asks_something_else_is_named_with_what_it_asks(place, capsys):
     sampled()
-    assert rescored(*version("Once more.", "Try again.")) == 0
+    other = version("Once more.", "Try again.")
+    assert main(["rescore", "old", "--out", "stopped", "--progress", "none", *other]) == 3
+    advice = "Let the environment ask what it asked then, or fix what raised, and --resume, or raise --max_error_share."
+    assert capsys.readouterr().err.endswith(f"run it again (6 times). {advice}\n")
+    assert rescored(*other) == 0
     assert set(errors("new")) == set(rewards("old"))
     text = errors("new")["000000/0"]
     assert text.startswith("rescore: expected the prompt of turn 1 as it was recorded, with 'Once more.<|im_end|>")
@@ -178,12 +184,16 @@ def test_the_messages_of_an_api_model_are_graded_again(place):
     assert text in errors("new")["000000/0"]
 
 
-def test_what_the_policy_cost_is_not_paid_again(place):
-    with served(lambda body: completion("4")) as server:
+@pytest.mark.parametrize("flags", [(), ("--reward", "length")])
+def test_what_the_policy_cost_is_not_paid_again_nor_are_its_requests_sent(place, flags):
+    busy = iter([(429, {"Retry-After": "0.01"}, {"error": {"message": "Rate limit reached"}})])
+    with served(lambda body: next(busy, completion("4"))) as server:
         prices = json.dumps({"the-model": {"input": 2.0, "output": 10.0}})
         sampled("--engine", "chat", "--base_url", server.base_url, "--model", "the-model", "--prices", prices)
-    assert rescored() == 0
-    costs = [{each.cost_usd is None for each in read_trajectories(run)} for run in ("old", "new")]
+    assert rescored(*flags) == 0
+    retries = [sum(turn.num_request_retries for each in read_trajectories(run) for turn in each.turns) for run in RUNS]
+    assert retries == [1, 0]
+    costs = [{each.cost_usd is None for each in read_trajectories(run)} for run in RUNS]
     assert costs == [{False}, {True}]
 
 
@@ -308,19 +318,29 @@ def test_an_interrupted_rescoring_continues_with_the_same_command_and_no_model_r
     assert main([*again, "--reward", "rewards.py:length"]) == 0
     assert "changed on resume: rewards.py; " in capsys.readouterr().err
     assert main(["run", "--resume", "--out", "new"]) == 2
-    assert "rescored.reward was 'rewards.py:length', is now 'absent'" in capsys.readouterr().err
+    assert "got one of `agentenv rescore`, 'new'. Resume it with that command" in capsys.readouterr().err
 
 
 def test_diff_says_that_the_rewards_differ_and_compares(place):
     sampled()
     assert rescored("--reward", "length") == 0
     found = compare("old", "new")
-    assert found.caveats[0].text == "B has the episodes of A, graded again: the difference is of the rewards"
+    assert [each.text for each in found.caveats] == [
+        "B has the episodes of A, graded again: the difference is of the rewards",
+        "--reward of rescore: None in A, length in B",
+    ]
     assert (found.refused, found.difference.num_tasks) == ((), 3)
     shutil.rmtree("new")
     assert rescored(*version("NUM_TURNS = 0.5", "NUM_TURNS = 1.0")) == 0
     assert [each.kind for each in compare("old", "new").caveats] == ["rescored", "environment", "environment"]
     assert compare("old", "new").refused == ()
+    Path("new").rename("corrected")
+    assert rescored("--reward", "rewards.py:length") == 0
+    assert [each.text for each in compare("corrected", "new").caveats[1:4]] == [
+        "--reward of rescore: None in A, rewards.py:length in B",
+        "--env: v2_env.py:Asks in A, env.py:Asks (graded nothing) in B",
+        "code: rewards.py only in B",
+    ]
     Path("old").rename("other")
     assert compare("other", "new").refused
 
@@ -331,9 +351,10 @@ def test_diff_compares_two_gradings_of_one_run_by_the_episodes_that_both_graded(
     Path("new").rename("first")
     assert rescored("--reward", "length") == 0
     found = compare("first", "new")
-    assert [(each.text, each.refuses) for each in found.caveats[:3:2]] == [
+    assert [(each.text, each.refuses) for each in found.caveats[:4] if each.kind != "environment"] == [
         ("A and B have the episodes of old, graded again: the difference is of the rewards", False),
-        ("2 episodes graded only in B: left out", False),
+        ("--reward of rescore: rewards.py:length in A, length in B", False),
+        ("2 episodes graded only in B: left out; mean in B 0, of the others 0", False),
     ]
     old, new = rewards("first"), rewards("new")
     assert {each.episode_id: (each.a, each.b) for each in found.episodes} == {
@@ -346,7 +367,7 @@ def test_diff_knows_a_rescored_run_by_its_source_from_any_folder(place, monkeypa
     shutil.copytree("old", "copy")
     assert rescored("--reward", "length") == 0
     monkeypatch.chdir("old")
-    assert [each.kind for each in compare(".", "../new").caveats] == ["rescored"]
+    assert [each.kind for each in compare(".", "../new").caveats] == ["rescored", "rewards"]
     assert [each.kind for each in compare(".", "../copy").caveats] == []
     monkeypatch.chdir("../copy")
     assert compare(".", "../new").refused

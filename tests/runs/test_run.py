@@ -180,8 +180,10 @@ def test_a_file_that_was_fixed_before_a_resume_is_reported_and_kept_once(place, 
     assert f"changed on resume: {mended.name}; episodes from here" in capsys.readouterr().err
     config = json.loads((place / "out/config.json").read_text())
     assert config["changed"] == [[config["changed"][0][0], config["config"]["agent_file"]]]
+    mended.write_text(f"{mended.read_text()}\n# again, when all episodes have ended\n")
     assert command(resume()) == 0
     assert "changed on resume" not in capsys.readouterr().err
+    assert json.loads((place / "out/config.json").read_text()) == config
 
 
 @pytest.mark.long

@@ -189,9 +189,11 @@ def retry_after_s(header: str | None) -> float:
         return 0.0
 
 
-def excerpt(body: bytes) -> str:
-    """Return the beginning of a body, quoted, for errors."""
-    return repr(body[: 4 * _MAX_EXCERPT].decode(errors="replace")[:_MAX_EXCERPT])
+def excerpt(body: bytes, error: ValueError | None = None) -> str:
+    """Return the beginning of a body, quoted, for errors; of one that began as JSON, with the error of reading it."""
+    text = repr(body[: 4 * _MAX_EXCERPT].decode(errors="replace")[:_MAX_EXCERPT])
+    is_json = error is not None and body.lstrip().startswith((b"{", b"["))
+    return f"{len(body)} bytes that are not JSON ({error}): {text}" if is_json else text
 
 
 def checked_url(where: str, url: object, *, path: str = "") -> str:
@@ -405,8 +407,8 @@ class HTTPClient:
         def read_whole(body: bytes) -> T | AttemptFailure:
             try:
                 value = parse_json(body)
-            except ValueError:
-                message = f"{self.url}{path}: expected JSON, got {answer.excerpt}. Check the address."
+            except ValueError as error:
+                message = f"{self.url}{path}: expected JSON, got {excerpt(body, error)}. Check the address."
                 return AttemptFailure(self.errors.unreadable(message), retryable=True, suspect=True, status=200)
             return read(value)
 

@@ -19,6 +19,7 @@ from agentenv._util.http.client import (
     HTTPErrors,
     RetryPolicy,
     checked_url,
+    excerpt,
 )
 from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.off_loop import off_loop, size_of
@@ -255,10 +256,8 @@ class ChatEngine(Engine):
             return answer
         where = f"{self.base_url}{path}"
         found, is_strange = await parse_body(answer.body, _completion_in)
-        if found is None:
-            wrong = (
-                f"{where}: expected a chat completion, got {answer.excerpt}. Check the address and the server's log."
-            )
+        if isinstance(found, str):
+            wrong = f"{where}: expected a chat completion, got {found}. Check the address and the server's log."
             counts["strange"] += is_strange
             is_over = is_strange and counts["strange"] >= _MAX_STRANGE
             return AttemptFailure(EngineError(wrong), retryable=not is_over, status=200)
@@ -273,15 +272,15 @@ class ChatEngine(Engine):
         return found
 
 
-def _completion_in(body: bytes) -> tuple[dict[str, Any] | None, bool]:
-    """Return the JSON object of a body, None if it is not a chat completion; and whether it is not even an error."""
+def _completion_in(body: bytes) -> tuple[dict[str, Any] | str, bool]:
+    """Return the JSON object of a body, or what it is if not a chat completion; and whether it is not even an error."""
     try:
         found = parse_json(body)
-    except ValueError:  # a page of a website, or of a gateway that is down, unless JSON was cut off
-        return None, not body.lstrip().startswith((b"{", b"["))
+    except ValueError as error:  # a page of a website, or of a gateway that is down, unless JSON was cut off
+        return excerpt(body, error), not body.lstrip().startswith((b"{", b"["))
     choices = found.get("choices") if isinstance(found, dict) else None
     choices = choices if isinstance(choices, list) else []
     if any(isinstance(part, dict) and part.get("error") is not None for part in (found, *choices)):
-        return None, False
+        return excerpt(body), False
     is_whole = bool(choices) and all(isinstance(each, dict) and "message" in each for each in choices)
-    return found if is_whole else None, not is_whole
+    return found if is_whole else excerpt(body), not is_whole

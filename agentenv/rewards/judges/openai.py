@@ -249,15 +249,16 @@ def request_bytes(
 
 def read_chat_reply(body: bytes, where: str) -> ChatReply:
     """Read a body of status 200; nothing in it raises."""
+    got = excerpt(body)
     try:
         found = parse_json(body)
-    except ValueError:
-        found = None
+    except ValueError as error:
+        found, got = None, excerpt(body, error)
     choices = found.get("choices") if isinstance(found, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(found, dict) or not isinstance(choice, dict) or not isinstance(message, dict):
-        failure = JudgeUnreadable(f"{where}: expected a chat completion, got {excerpt(body)}. Check the address.")
+        failure = JudgeUnreadable(f"{where}: expected a chat completion, got {got}. Check the address.")
         return ChatReply("", failure, whole=False)
     content = message.get("content")
     if isinstance(content, list):  # reasoning is not a reply

@@ -423,6 +423,10 @@ def test_of_a_run_graded_again_the_page_lists_the_episodes_that_changed(watched,
         assert tasks.locator("th").all_inner_texts() == ["task", "A", "B", "B − A", "episodes"]
         card.get_by_role("link", name="1.00").click()
         page.wait_for_function("() => location.hash.startsWith('#/1/episode/t%2F1')")
+        page.go_back()
+        card.get_by_role("link", name="t/1").click()
+        page.wait_for_function("() => document.querySelectorAll('.pair-side').length === 2")
+        assert page.locator("h1").inner_text() == "t"
 
 
 def test_the_overview_of_a_mixture_has_the_numbers_of_each_environment(watched, tokenizer, tmp_path):

@@ -187,7 +187,7 @@ def test_22_a_token_opens_the_page_and_nothing_else_does(watched, browser, folde
             other.context.close()
 
 
-def test_replay_is_offered_for_runs_whose_tokens_an_engine_can_score(watched, tokenizer, tmp_path):
+def test_tokens_are_shown_and_scored_again_of_runs_that_have_them_and_an_engine_that_can(watched, tokenizer, tmp_path):
     engines = ("chat", "hf", "scripted")
     for engine in engines:
         save(tmp_path / engine, small_run(tokenizer), flags={"engine": engine})
@@ -197,5 +197,6 @@ def test_replay_is_offered_for_runs_whose_tokens_an_engine_can_score(watched, to
         for run, id in enumerate(("a%2F0", "a%2F0", "a%2F0", "t%2F0")):
             page = one.open(address, f"/{run}/episode/{id}?tab=replay")
             page.wait_for_selector(".command")
-            offered += [run] * ("tokens replay" in page.locator(".commands").inner_text())
-    assert offered == [1]
+            commands = page.locator(".commands").inner_text()
+            offered += [f"{name} {run}" for name in ("show", "replay") if f"tokens {name}" in commands]
+    assert offered == ["show 1", "replay 1", "show 2", "show 3"]

@@ -77,7 +77,7 @@ export interface Comparison {
   info: Change[];
   tasks: TaskChange[];
   /** Those whose value changed, if one run is the other graded again; otherwise null. */
-  episodes: { episode_id: string; a: number; b: number }[] | null;
+  episodes: { episode_id: string; task_id: string; a: number; b: number }[] | null;
   num_needed: number | null;
 }
 

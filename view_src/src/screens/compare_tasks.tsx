@@ -4,6 +4,8 @@ import { fixed, number, signed } from "../lib/format";
 import { type Route, links } from "../lib/router";
 import { Card, Folded, SignedBar, Text } from "../ui/bits";
 
+const BOTH_GROUPS = "both groups of the task, that of B below that of A";
+
 export function CompareTasks({ route, comparison }: { route: Route; comparison: Comparison }): VNode {
   const { tasks } = comparison;
   const most = Math.max(...tasks.map((each) => Math.abs(each.difference)), 0);
@@ -50,7 +52,7 @@ function Row({ route, comparison, task, most }: { route: Route; comparison: Comp
   return (
     <tr data-task={task.task_id}>
       <td class="mono">
-        <a href={href} title="both groups, that of B below that of A">
+        <a href={href} title={BOTH_GROUPS}>
           <Text value={task.task_id} line />
         </a>
         {task.is_named && " \u2605"}
@@ -70,7 +72,7 @@ function Row({ route, comparison, task, most }: { route: Route; comparison: Comp
 }
 
 /** The episodes of a run that was graded again, each with its value in both runs. */
-export function CompareEpisodes({ route, comparison: { episodes } }: { route: Route; comparison: Comparison }): VNode | null {
+export function CompareEpisodes({ route, comparison: { by, episodes } }: { route: Route; comparison: Comparison }): VNode | null {
   if (!episodes?.length) return null;
   return (
     <Card title="Episodes that changed, the largest change first">
@@ -88,10 +90,12 @@ export function CompareEpisodes({ route, comparison: { episodes } }: { route: Ro
             items={episodes}
             most={50}
             name="episodes"
-            each={({ episode_id: id, a, b }) => (
+            each={({ episode_id: id, task_id: task, a, b }) => (
               <tr key={id} data-episode={id}>
                 <td class="mono">
-                  <Text value={id} line />
+                  <a href={links.compare(route.run, route.other, { by, task })} title={BOTH_GROUPS}>
+                    <Text value={id} line />
+                  </a>
                 </td>
                 <td class="right">
                   <a href={links.episode(route.run, id)}>{fixed(a)}</a>

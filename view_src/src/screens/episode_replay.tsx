@@ -18,7 +18,8 @@ export function Replay({ meta, episode }: { meta: Meta; episode: Episode }): VNo
   const run = meta.path ?? meta.name;
   const id = episode.record.episode_id;
   const engine = new Map(allFlags(meta.config)).get("engine");
-  const commands: [string, string][] = [["Show its tokens in the terminal", `agentenv tokens show ${words(run, id)}`]];
+  const commands: [string, string][] = [];
+  if (engine !== "chat") commands.push(["Show its tokens in the terminal", `agentenv tokens show ${words(run, id)}`]);
   if (meta.kind === "run" && engine !== "scripted" && engine !== "chat") {
     commands.push([
       "Score the run's tokens again, and compare with the recorded log-probabilities",
