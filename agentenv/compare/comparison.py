@@ -54,7 +54,7 @@ class RunComparison:
     """Other flags in which the runs differ, with the values in A and in B."""
     has_common_seed: bool
     """True if both runs have the same `--seed` and `--model`: draws may be common, which rightly makes the interval
-    narrower. False with `--engine chat`, whose server need not heed the seed."""
+    narrower. False with `--engine chat`, whose server need not heed the seed, and once a training changed the model."""
     verdict: Verdict
     """What the interval of `difference` shows."""
     difference: MeanDifference
@@ -167,7 +167,8 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         cluster=cluster,
         caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
         changed=changed_flags(a, b),
-        has_common_seed="chat" not in (a.flags.get("engine"), b.flags.get("engine"))
+        has_common_seed=not (a.has_trained or b.has_trained)
+        and "chat" not in (a.flags.get("engine"), b.flags.get("engine"))
         and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,

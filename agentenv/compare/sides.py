@@ -93,6 +93,11 @@ class Side:
         return self.config.get("flags") or {}
 
     @property
+    def has_trained(self) -> bool:
+        """True if the episodes are of a training that has changed its model."""
+        return "rollout_batch_size" in self.flags and self.step != 0
+
+    @property
     def eval_sets(self) -> Sequence[str]:
         """The values of --eval_dataset, of which config.json has a single one as text."""
         found = self.flags.get("eval_dataset") or ()

@@ -380,6 +380,9 @@ def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
     same, other, unseeded, chat = runs
     pairs = ((same, same), (same, other), (unseeded, unseeded), (chat, chat), (same, chat))
     assert [compare(a, b).has_common_seed for a, b in pairs] == [True, False, False, False, False]
+    trained = write_training(tmp_path / "trained", {0: BEFORE, 9: AFTER}, flags=seeded)
+    pairs = (f"{trained}@0", f"{trained}@0"), (f"{trained}@0", trained), (trained, trained)
+    assert [compare(a, b).has_common_seed for a, b in pairs] == [True, False, False]
 
 
 @pytest.mark.parametrize("cluster", [None, "kind"])
@@ -472,6 +475,10 @@ def test_a_reward_of_a_group_does_not_decide_who_passed():
 
 BEFORE = {str(i): [0.0, float(i % 4 == 0)] for i in range(12)}
 AFTER = {str(i): [1.0, float(i % 3 == 0)] for i in range(12)}
+ONE_OF_EACH = (
+    "the verdict is about these two models: another seed of a training may make as large a difference. "
+    "To judge flags, train with several seeds each"
+)
 
 
 def test_a_training_is_better_after_than_before_and_as_good_as_itself(tmp_path):
@@ -483,8 +490,8 @@ def test_a_training_is_better_after_than_before_and_as_good_as_itself(tmp_path):
     assert [(each.name, each.a, each.b) for each in found.info] == [("n", 0.0, 60.0)]
     assert compare(f"{run}@0", f"{run}@60").to_dict() == found.to_dict()
     assert compare(run, f"{run}@60").are_identical
-    same = write_training(tmp_path / "b", {0: BEFORE, 60: AFTER})
-    assert compare(run, same).verdict == "no_difference"
+    same = compare(run, write_training(tmp_path / "b", {0: BEFORE, 60: AFTER}))
+    assert (same.verdict, [each.text for each in same.caveats]) == ("no_difference", [ONE_OF_EACH])
 
 
 def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
@@ -493,8 +500,10 @@ def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
     assert [(each.kind, each.text, each.refuses) for each in compare(a, b).caveats] == [
         ("data", "--eval_dataset: ['x'] in A, ['y'] in B", True),
         ("steps", "step 60 of A against step 40 of B", False),
+        ("seeds", ONE_OF_EACH, False),
     ]
     assert compare(a, b).changed == {"data": ("p", "q")}
+    assert compare(f"{a}@0", b).caveats[-1].kind == "steps"  # one of the models is of no training
 
 
 def test_an_evaluation_has_the_flags_of_its_step(tmp_path):
