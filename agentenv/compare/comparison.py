@@ -88,7 +88,7 @@ class RunComparison:
     info: tuple[Change, ...]
     """Numbers of `StepResult.info`, from the last turn that has them."""
     tasks: tuple[TaskChange, ...]
-    """Those with the smallest q first, then those with the largest difference."""
+    """The smallest q first, then the smallest p, then the largest difference."""
     episodes: tuple[EpisodeChange, ...] | None
     """Those whose value changed, the largest change first, if one run is the other graded again, or both are of one;
     otherwise None."""

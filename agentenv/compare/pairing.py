@@ -308,7 +308,7 @@ def info_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
 
 
 def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
-    """Return each task, those with the smallest q first, then those with the largest difference."""
+    """Return each task, the smallest q first, then the smallest p, then the largest difference."""
     ps: Sequence[float | None] = [None] * len(pairs)
     qs = ps
     if not pairs[0].are_same:
@@ -328,7 +328,7 @@ def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
         )
         for pair, p, q in zip(pairs, ps, qs, strict=True)
     ]
-    return tuple(sorted(changes, key=lambda each: (each.q or 0.0, -abs(each.difference), each.task_id)))
+    return tuple(sorted(changes, key=lambda each: (each.q or 0.0, each.p or 0.0, -abs(each.difference), each.task_id)))
 
 
 def episode_changes(pairs: Sequence[TaskPair]) -> tuple[EpisodeChange, ...] | None:

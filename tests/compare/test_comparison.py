@@ -253,6 +253,12 @@ def test_tasks_are_sorted_by_what_is_least_likely_by_chance():
     assert compared({t: r[:2] for t, r in a.items()}, {t: r[:2] for t, r in b.items()}).num_needed == 4
 
 
+def test_of_tasks_with_one_q_the_one_with_the_smaller_p_is_first():
+    found = compared({"a": [0.0] * 4, "b": [1.0] + [0.0] * 7}, {"a": [0.5] * 4, "b": [1.0] * 6 + [0.0] * 2}).tasks
+    assert [(each.task_id, each.difference) for each in found] == [("a", 0.5), ("b", 0.625)]
+    assert (found[0].q == found[1].q, found[0].p < found[1].p) == (True, True)
+
+
 # --- runs on disk ---------------------------------------------------------------------------------------------------
 
 
