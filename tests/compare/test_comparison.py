@@ -281,7 +281,9 @@ def test_a_filter_keeps_episodes_of_both(tmp_path):
     with pytest.raises(ConfigError, match=r"^--where: "):
         compare(a, b, where="taks=a")
     for sides in ((a, b), (load_run(a), load_run(b))):
-        with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .* of .*a, got none of 3\."):
+        with pytest.raises(
+            ConfigError, match=r"^--where: expected a filter .*a, got none of 3, such as one of task 'a'\."
+        ):
             compare(*sides, where="task=c")
         with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a, got 'x'\."):
             compare(*sides, where="env=x")
@@ -602,7 +604,7 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
         compare(f"{run}@1", run)
     with pytest.raises(ConfigError, match=r"^--where: expected a filter by task or env, got a text, reward\. .*a@2\.$"):
         compare(run, run, where='env=x reward<1 "text"')
-    with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
+    with pytest.raises(ConfigError, match=r"^--where: expected .*a@2, got none of 24, such as one of task '0'\."):
         compare(run, run, where="task=x")
     with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It has one env"):
         compare(run, run, where="env=x")
