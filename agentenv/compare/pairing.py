@@ -190,6 +190,8 @@ def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping
     rows = [row for side in metadata for row in side.values()]
     known = {name for row in rows for name in row}
     advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+    if not rows:
+        advice = " An evaluation of a training keeps no metadata: compare two runs of the models."
     if cluster in known:
         having, lacking = ({row.get("env", "") for row in rows if (cluster in row) is has} for has in (True, False))
         wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {""}))

@@ -608,6 +608,8 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
         compare(run, run, where="task=x")
     with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It has one env"):
         compare(run, run, where="env=x")
+    with pytest.raises(ConfigError, match=r"of task 0, got 'kind'\. .* of a training keeps no metadata: compare two"):
+        compare(run, cluster="kind")
     with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
         compare(write_run(tmp_path / "b", BEFORE))
     with pytest.raises(ConfigError, match="got those of steps none"):
