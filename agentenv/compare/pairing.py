@@ -150,9 +150,15 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
                 advice = "Run it with --pass_score, or compare --by reward."
             raise ConfigError(f"{side.name}: expected episodes with a value of {by}, got none of {num}. {advice}")
     first = [f"{next(iter(side.outcomes))!r}" for side in (a, b)]
+    advice = "Compare runs on the same data."
+    bare = [{task_id.partition("/")[2] or task_id for task_id in side.outcomes} for side in (a, b)]
+    if (a.step is None) != (b.step is None) and not bare[0].isdisjoint(bare[1]):
+        advice = (
+            "Of a mixture, ids begin with the environment's name in a run and with the set's in an evaluation: "
+            "compare two runs, or two evaluations."
+        )
     raise ConfigError(
-        f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. "
-        "Compare runs on the same data."
+        f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. {advice}"
     )
 
 

@@ -566,6 +566,18 @@ def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
     assert compare(run, training).are_identical
 
 
+def test_tasks_that_a_run_and_an_evaluation_name_differently_are_no_other_data_in_the_message(tmp_path):
+    run = write_run(tmp_path / "a", {f"env/{task}": row for task, row in BEFORE.items()})
+    several = write_training(tmp_path / "b", {0: {f"held/{task}": row for task, row in BEFORE.items()}})
+    for sides in ((run, several), (several, run), (run, write_training(tmp_path / "d", {0: BEFORE}))):
+        with pytest.raises(
+            ConfigError, match=r"begin with the environment's name in a run and with the set's in an eva"
+        ):
+            compare(*sides)
+    with pytest.raises(ConfigError, match=r"Compare runs on the same data\.$"):
+        compare(run, write_training(tmp_path / "c", {0: {"held/x": [0.0]}}))
+
+
 @pytest.mark.parametrize("where", ["env=x", "task:x/*"])
 def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     both = [{f"{env}/{task}": row for env in "xy" for task, row in rows.items()} for rows in (BEFORE, AFTER)]
