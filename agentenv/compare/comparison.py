@@ -172,7 +172,9 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,
-        environments=pairing.environment_changes(pairs, a.environments | b.environments, by, bound=bound),
+        environments=pairing.environment_changes(
+            pairs, a.environments | b.environments, by, margin=margin, bound=bound
+        ),
         are_identical=has_no_spread and difference.mean == 0.0,
         share_bound=min(1.0, 3.0 / difference.num_units) if has_no_spread else None,
         sign_flips=pairing.flips_of(pairs, differences),

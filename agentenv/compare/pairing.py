@@ -14,7 +14,7 @@ from typing import Any
 from agentenv._util.estimates import pass_all_k, pass_at_k
 from agentenv._util.suggest import did_you_mean
 from agentenv.compare import significance
-from agentenv.compare.intervals import MeanDifference, cluster_sums, paired_difference
+from agentenv.compare.intervals import MeanDifference, Verdict, cluster_sums, paired_difference, verdict_of
 from agentenv.compare.sides import By, EpisodeOutcome, Side, same_episodes, values_of
 from agentenv.errors import ConfigError
 
@@ -69,6 +69,8 @@ class Change:
     difference: MeanDifference
     q: float | None = None
     """From sign flips, by Benjamini-Hochberg over the numbers of its kind; None where each has its own question."""
+    verdict: Verdict | None = None
+    """What the interval of an environment's mean shows; None for other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +236,17 @@ def _changes_of(
 
 
 def environment_changes(
-    pairs: Sequence[TaskPair], environments: Mapping[str, str], by: By, *, bound: float
+    pairs: Sequence[TaskPair], environments: Mapping[str, str], by: By, *, margin: float, bound: float
 ) -> tuple[Change, ...]:
     """Return how the mean of each environment changed, by name; `environments` has those of the tasks of a mixture."""
     named = {
         env: [pair for pair in pairs if environments.get(pair.task_id) == env]
         for env in sorted({environments[pair.task_id] for pair in pairs if pair.task_id in environments})
     }
-    return _changes_of(named, lambda _, each: each.value(by), bound=bound) if len(named) > 1 else ()
+    if len(named) < 2:
+        return ()
+    changes = _changes_of(named, lambda _, each: each.value(by), bound=bound)
+    return tuple(replace(each, verdict=verdict_of(each.difference, margin)) for each in changes)
 
 
 def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:

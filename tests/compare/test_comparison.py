@@ -590,8 +590,9 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     mixture = compare(a)
     assert [(each.name, each.difference.num_tasks) for each in mixture.environments] == [("x", 12), ("y", 12)]
     assert [each.difference.mean for each in mixture.environments] == [found.difference.mean, 0.0]
-    title = "Environments, mean reward"
-    assert [name for name, _ in sections_of(mixture)[title]] == ["x", "y"]
+    assert [each.verdict for each in mixture.environments] == [found.verdict, "no_difference"]
+    rows = sections_of(mixture)["Environments, mean reward"]
+    assert [(name, text.rpartition("  ")[2]) for name, text in rows] == [("x", "better"), ("y", "no difference")]
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()

@@ -404,9 +404,9 @@ def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were
             assert page.locator("[data-task=u] a").count() == 0  # nothing to open
             assert page.locator("text=agentenv run --model TRAINING/model").count() == 1
             table = page.locator(".card", has_text="Environments").locator("tbody")
-            assert [row.split("\t")[:3] for row in table.inner_text().split("\n")] == [
-                ["env-t", "0.3", "0.4"], ["env-u", "0.3", "0.4"],
-            ]  # fmt: skip
+            assert [row.split("\t")[:3] + row.split("\t")[-1:] for row in table.inner_text().split("\n")] == [
+                [env, "0.3", "0.4", "unknown"] for env in ("env-t", "env-u")
+            ]
 
 
 def test_of_a_run_graded_again_the_page_lists_the_episodes_that_changed(watched, tokenizer, tmp_path):
