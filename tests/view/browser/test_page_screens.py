@@ -456,6 +456,7 @@ def test_only_what_can_be_compared_is_offered(watched, tokenizer, tmp_path):
         page.get_by_role("link", name="Compare").click()
         page.wait_for_function("() => location.hash === '#/compare/0/2'")  # run 1 is that of its own evaluations
         assert page.locator(".toolbar select").nth(1).locator("option").all_inner_texts() == ["a", "b"]
+        page.wait_for_selector(".tiles")  # else the server stops before it has answered
 
 
 def test_a_step_is_compared_with_any_other(opened):
