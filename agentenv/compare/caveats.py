@@ -27,6 +27,10 @@ _UNREPORTED = (
 )  # fmt: skip
 _KEYS = [each.name for each in fields(MixtureEntry) if each.name != "name"]
 _NUM_SHOWN = 3
+_SEEDS = (
+    "the verdict is about these two models: another seed of a training may make as large a difference. "
+    "To judge flags, train with several seeds each"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,8 @@ class Caveat:
     """Something that makes the runs hard to compare."""
 
     kind: str
-    """`environment`, `data`, `limits`, `rewards`, `tasks`, `answers`, `unrewarded`, `steps`, `kept`, `rescored` or
-    `damage`."""
+    """`environment`, `data`, `limits`, `rewards`, `tasks`, `answers`, `unrewarded`, `steps`, `seeds`, `kept`,
+    `rescored` or `damage`."""
     text: str
     refuses: bool
     """True if `--fail_if` refuses it, since a verdict would not be about the model."""
@@ -73,6 +77,8 @@ def caveats_of(
         if side.kept:
             text = f"{name} is what a training kept of its train steps: its weights changed meanwhile"
             found.append(Caveat("kept", text, refuses=False))
+    if a.has_trained and b.has_trained and a.name != b.name and not regraded:
+        found.append(Caveat("seeds", _SEEDS, refuses=False))
     return found
 
 

@@ -54,7 +54,7 @@ class RunComparison:
     """Other flags in which the runs differ, with the values in A and in B."""
     has_common_seed: bool
     """True if both runs have the same `--seed` and `--model`: draws may be common, which rightly makes the interval
-    narrower. False with `--engine chat`, whose server need not heed the seed."""
+    narrower. False with `--engine chat`, whose server need not heed the seed, and once a training changed the model."""
     verdict: Verdict
     """What the interval of `difference` shows."""
     difference: MeanDifference
@@ -88,7 +88,7 @@ class RunComparison:
     info: tuple[Change, ...]
     """Numbers of `StepResult.info`, from the last turn that has them."""
     tasks: tuple[TaskChange, ...]
-    """Those with the smallest q first, then those with the largest difference."""
+    """The smallest q first, then the smallest p, then the largest difference."""
     episodes: tuple[EpisodeChange, ...] | None
     """Those whose value changed, the largest change first, if one run is the other graded again, or both are of one;
     otherwise None."""
@@ -167,11 +167,14 @@ def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: floa
         cluster=cluster,
         caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
         changed=changed_flags(a, b),
-        has_common_seed="chat" not in (a.flags.get("engine"), b.flags.get("engine"))
+        has_common_seed=not (a.has_trained or b.has_trained)
+        and "chat" not in (a.flags.get("engine"), b.flags.get("engine"))
         and all(a.flags.get(key) is not None and a.flags[key] == b.flags.get(key) for key in DRAWS),
         verdict=intervals.verdict_of(difference, margin),
         difference=difference,
-        environments=pairing.environment_changes(pairs, a.environments | b.environments, by, bound=bound),
+        environments=pairing.environment_changes(
+            pairs, a.environments | b.environments, by, margin=margin, bound=bound
+        ),
         are_identical=has_no_spread and difference.mean == 0.0,
         share_bound=min(1.0, 3.0 / difference.num_units) if has_no_spread else None,
         sign_flips=pairing.flips_of(pairs, differences),

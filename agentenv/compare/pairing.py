@@ -14,7 +14,7 @@ from typing import Any
 from agentenv._util.estimates import pass_all_k, pass_at_k
 from agentenv._util.suggest import did_you_mean
 from agentenv.compare import significance
-from agentenv.compare.intervals import MeanDifference, cluster_sums, paired_difference
+from agentenv.compare.intervals import MeanDifference, Verdict, cluster_sums, paired_difference, verdict_of
 from agentenv.compare.sides import By, EpisodeOutcome, Side, same_episodes, values_of
 from agentenv.errors import ConfigError
 
@@ -69,6 +69,8 @@ class Change:
     difference: MeanDifference
     q: float | None = None
     """From sign flips, by Benjamini-Hochberg over the numbers of its kind; None where each has its own question."""
+    verdict: Verdict | None = None
+    """What the interval of an environment's mean shows; None for other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,15 @@ def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
                 advice = "Run it with --pass_score, or compare --by reward."
             raise ConfigError(f"{side.name}: expected episodes with a value of {by}, got none of {num}. {advice}")
     first = [f"{next(iter(side.outcomes))!r}" for side in (a, b)]
+    advice = "Compare runs on the same data."
+    bare = [{task_id.partition("/")[2] or task_id for task_id in side.outcomes} for side in (a, b)]
+    if (a.step is None) != (b.step is None) and not bare[0].isdisjoint(bare[1]):
+        advice = (
+            "Of a mixture, ids begin with the environment's name in a run and with the set's in an evaluation: "
+            "compare two runs, or two evaluations."
+        )
     raise ConfigError(
-        f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. "
-        "Compare runs on the same data."
+        f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. {advice}"
     )
 
 
@@ -191,6 +199,8 @@ def _unit_of(task_id: str, cluster: str, metadata: Sequence[Mapping[str, Mapping
     rows = [row for side in metadata for row in side.values()]
     known = {name for row in rows for name in row}
     advice = did_you_mean(cluster, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+    if not rows:
+        advice = " An evaluation of a training keeps no metadata: compare two runs of the models."
     if cluster in known:
         having, lacking = ({row.get("env", "") for row in rows if (cluster in row) is has} for has in (True, False))
         wanted = " or ".join(f"env={env}" for env in sorted(having - lacking - {""}))
@@ -227,14 +237,17 @@ def _changes_of(
 
 
 def environment_changes(
-    pairs: Sequence[TaskPair], environments: Mapping[str, str], by: By, *, bound: float
+    pairs: Sequence[TaskPair], environments: Mapping[str, str], by: By, *, margin: float, bound: float
 ) -> tuple[Change, ...]:
     """Return how the mean of each environment changed, by name; `environments` has those of the tasks of a mixture."""
     named = {
         env: [pair for pair in pairs if environments.get(pair.task_id) == env]
         for env in sorted({environments[pair.task_id] for pair in pairs if pair.task_id in environments})
     }
-    return _changes_of(named, lambda _, each: each.value(by), bound=bound) if len(named) > 1 else ()
+    if len(named) < 2:
+        return ()
+    changes = _changes_of(named, lambda _, each: each.value(by), bound=bound)
+    return tuple(replace(each, verdict=verdict_of(each.difference, margin)) for each in changes)
 
 
 def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:
@@ -309,7 +322,7 @@ def info_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
 
 
 def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
-    """Return each task, those with the smallest q first, then those with the largest difference."""
+    """Return each task, the smallest q first, then the smallest p, then the largest difference."""
     ps: Sequence[float | None] = [None] * len(pairs)
     qs = ps
     if not pairs[0].are_same:
@@ -329,7 +342,7 @@ def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
         )
         for pair, p, q in zip(pairs, ps, qs, strict=True)
     ]
-    return tuple(sorted(changes, key=lambda each: (each.q or 0.0, -abs(each.difference), each.task_id)))
+    return tuple(sorted(changes, key=lambda each: (each.q or 0.0, each.p or 0.0, -abs(each.difference), each.task_id)))
 
 
 def episode_changes(pairs: Sequence[TaskPair]) -> tuple[EpisodeChange, ...] | None:

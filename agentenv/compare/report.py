@@ -167,7 +167,8 @@ def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:
 def _changes(changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
     for each in changes:
         q = "" if each.q is None else f"  q {_p(each.q)}"
-        yield each.name, f"{decimal(each.a)} → {decimal(each.b)}  {_difference(each.difference)}{q}"
+        verdict = "" if each.verdict is None else f"  {each.verdict.replace('_', ' ')}"
+        yield each.name, f"{decimal(each.a)} → {decimal(each.b)}  {_difference(each.difference)}{q}{verdict}"
 
 
 def _difference(d: MeanDifference) -> str:

@@ -96,6 +96,11 @@ class Side:
         return self.config.get("flags") or {}
 
     @property
+    def has_trained(self) -> bool:
+        """True if the episodes are of a training that has changed its model."""
+        return "rollout_batch_size" in self.flags and self.step != 0
+
+    @property
     def eval_sets(self) -> Sequence[str]:
         """The values of --eval_dataset, of which config.json has a single one as text."""
         found = self.flags.get("eval_dataset") or ()
@@ -193,7 +198,7 @@ def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
         side.describe(task_id, task)
         side.outcomes[task_id].append(judge.outcome(summary))
         side.models.update(summary.models)
-    _check_kept(where, side, side.name, (each.task.env for each in recorded))
+    _check_kept(where, side, side.name, ((each.task.task_id or each.group_id, each.task.env) for each in recorded))
     side.damage = report.damage
     judge.settle(side)
     return side
@@ -207,7 +212,7 @@ def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeF
         if where is None or where.keeps_task(episode.group_id, episode.env, name):
             side.outcomes[episode.group_id].append(judge.outcome(episode))
             side.environments.update({episode.group_id: episode.env} if episode.env else {})
-    _check_kept(where, side, name, (episode.env for episode in episodes))
+    _check_kept(where, side, name, ((episode.group_id, episode.env) for episode in episodes))
     judge.settle(side)
     return side
 
@@ -225,13 +230,14 @@ def _config_at(folder: Path, step: int) -> Mapping[str, Any]:
     return dict(config)
 
 
-def _check_kept(where: EpisodeFilter | None, side: Side, name: str, environments: Iterable[str]) -> None:
-    """Raise ConfigError if a filter kept no episode; `environments` has the one of each."""
-    if where is None or side.outcomes or not (known := list(environments)):
+def _check_kept(where: EpisodeFilter | None, side: Side, name: str, episodes: Iterable[tuple[str, str]]) -> None:
+    """Raise ConfigError if a filter kept no episode; `episodes` has the task and the environment of each."""
+    if where is None or side.outcomes or not (known := list(episodes)):
         return
-    where.check_environments(name, known)
+    where.check_environments(name, (env for _, env in known))
     raise ConfigError(
-        f"--where: expected a filter that keeps episodes of {name}, got none of {len(known)}. Correct the filter."
+        f"--where: expected a filter that keeps episodes of {name}, got none of {len(known)}, such as one of "
+        f"task {known[0][0]!r}. Correct the filter."
     )
 
 

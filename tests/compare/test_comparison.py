@@ -254,6 +254,12 @@ def test_tasks_are_sorted_by_what_is_least_likely_by_chance():
     assert compared({t: r[:2] for t, r in a.items()}, {t: r[:2] for t, r in b.items()}).num_needed == 4
 
 
+def test_of_tasks_with_one_q_the_one_with_the_smaller_p_is_first():
+    found = compared({"a": [0.0] * 4, "b": [1.0] + [0.0] * 7}, {"a": [0.5] * 4, "b": [1.0] * 6 + [0.0] * 2}).tasks
+    assert [(each.task_id, each.difference) for each in found] == [("a", 0.5), ("b", 0.625)]
+    assert (found[0].q == found[1].q, found[0].p < found[1].p) == (True, True)
+
+
 # --- runs on disk ---------------------------------------------------------------------------------------------------
 
 
@@ -276,7 +282,9 @@ def test_a_filter_keeps_episodes_of_both(tmp_path):
     with pytest.raises(ConfigError, match=r"^--where: "):
         compare(a, b, where="taks=a")
     for sides in ((a, b), (load_run(a), load_run(b))):
-        with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .* of .*a, got none of 3\."):
+        with pytest.raises(
+            ConfigError, match=r"^--where: expected a filter .*a, got none of 3, such as one of task 'a'\."
+        ):
             compare(*sides, where="task=c")
         with pytest.raises(ConfigError, match=r"^--where: expected an environment of .*a, got 'x'\."):
             compare(*sides, where="env=x")
@@ -391,6 +399,9 @@ def test_draws_are_common_with_one_seed_of_one_model(tmp_path):
     same, other, unseeded, chat = runs
     pairs = ((same, same), (same, other), (unseeded, unseeded), (chat, chat), (same, chat))
     assert [compare(a, b).has_common_seed for a, b in pairs] == [True, False, False, False, False]
+    trained = write_training(tmp_path / "trained", {0: BEFORE, 9: AFTER}, flags=seeded)
+    pairs = (f"{trained}@0", f"{trained}@0"), (f"{trained}@0", trained), (trained, trained)
+    assert [compare(a, b).has_common_seed for a, b in pairs] == [True, False, False]
 
 
 @pytest.mark.parametrize("cluster", [None, "kind"])
@@ -483,6 +494,10 @@ def test_a_reward_of_a_group_does_not_decide_who_passed():
 
 BEFORE = {str(i): [0.0, float(i % 4 == 0)] for i in range(12)}
 AFTER = {str(i): [1.0, float(i % 3 == 0)] for i in range(12)}
+ONE_OF_EACH = (
+    "the verdict is about these two models: another seed of a training may make as large a difference. "
+    "To judge flags, train with several seeds each"
+)
 
 
 def test_a_training_is_better_after_than_before_and_as_good_as_itself(tmp_path):
@@ -494,8 +509,8 @@ def test_a_training_is_better_after_than_before_and_as_good_as_itself(tmp_path):
     assert [(each.name, each.a, each.b) for each in found.info] == [("n", 0.0, 60.0)]
     assert compare(f"{run}@0", f"{run}@60").to_dict() == found.to_dict()
     assert compare(run, f"{run}@60").are_identical
-    same = write_training(tmp_path / "b", {0: BEFORE, 60: AFTER})
-    assert compare(run, same).verdict == "no_difference"
+    same = compare(run, write_training(tmp_path / "b", {0: BEFORE, 60: AFTER}))
+    assert (same.verdict, [each.text for each in same.caveats]) == ("no_difference", [ONE_OF_EACH])
 
 
 def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
@@ -504,8 +519,10 @@ def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
     assert [(each.kind, each.text, each.refuses) for each in compare(a, b).caveats] == [
         ("data", "--eval_dataset: ['x'] in A, ['y'] in B", True),
         ("steps", "step 60 of A against step 40 of B", False),
+        ("seeds", ONE_OF_EACH, False),
     ]
     assert compare(a, b).changed == {"data": ("p", "q")}
+    assert compare(f"{a}@0", b).caveats[-1].kind == "steps"  # one of the models is of no training
 
 
 def test_an_evaluation_has_the_flags_of_its_step(tmp_path):
@@ -560,6 +577,18 @@ def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
     assert compare(run, training).are_identical
 
 
+def test_tasks_that_a_run_and_an_evaluation_name_differently_are_no_other_data_in_the_message(tmp_path):
+    run = write_run(tmp_path / "a", {f"env/{task}": row for task, row in BEFORE.items()})
+    several = write_training(tmp_path / "b", {0: {f"held/{task}": row for task, row in BEFORE.items()}})
+    for sides in ((run, several), (several, run), (run, write_training(tmp_path / "d", {0: BEFORE}))):
+        with pytest.raises(
+            ConfigError, match=r"begin with the environment's name in a run and with the set's in an eva"
+        ):
+            compare(*sides)
+    with pytest.raises(ConfigError, match=r"Compare runs on the same data\.$"):
+        compare(run, write_training(tmp_path / "c", {0: {"held/x": [0.0]}}))
+
+
 @pytest.mark.parametrize("where", ["env=x", "task:x/*"])
 def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     both = [{f"{env}/{task}": row for env in "xy" for task, row in rows.items()} for rows in (BEFORE, AFTER)]
@@ -572,8 +601,9 @@ def test_one_environment_or_set_of_evaluations_is_compared(tmp_path, where):
     mixture = compare(a)
     assert [(each.name, each.difference.num_tasks) for each in mixture.environments] == [("x", 12), ("y", 12)]
     assert [each.difference.mean for each in mixture.environments] == [found.difference.mean, 0.0]
-    title = "Environments, mean reward"
-    assert [name for name, _ in sections_of(mixture)[title]] == ["x", "y"]
+    assert [each.verdict for each in mixture.environments] == [found.verdict, "no_difference"]
+    rows = sections_of(mixture)["Environments, mean reward"]
+    assert [(name, text.rpartition("  ")[2]) for name, text in rows] == [("x", "better"), ("y", "no difference")]
     b = write_training(tmp_path / "b", {9: both[1]}, flags={"env": [entries[0], entries[1] | {"max_turns": 3}]})
     assert [each.text for each in compare(a, b).refused] == ["--env.y.max_turns: 2 in A, 3 in B"]
     assert compare(a, b, where=where).refused == ()
@@ -598,10 +628,12 @@ def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
         compare(f"{run}@1", run)
     with pytest.raises(ConfigError, match=r"^--where: expected a filter by task or env, got a text, reward\. .*a@2\.$"):
         compare(run, run, where='env=x reward<1 "text"')
-    with pytest.raises(ConfigError, match=r"^--where: expected a filter that keeps .*a@2, got none of 24\."):
+    with pytest.raises(ConfigError, match=r"^--where: expected .*a@2, got none of 24, such as one of task '0'\."):
         compare(run, run, where="task=x")
     with pytest.raises(ConfigError, match=r"^--where: expected an env.* of .*a@2, got 'x'\. It has one env"):
         compare(run, run, where="env=x")
+    with pytest.raises(ConfigError, match=r"of task 0, got 'kind'\. .* of a training keeps no metadata: compare two"):
+        compare(run, cluster="kind")
     with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
         compare(write_run(tmp_path / "b", BEFORE))
     with pytest.raises(ConfigError, match="got those of steps none"):

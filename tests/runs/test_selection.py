@@ -65,6 +65,15 @@ def test_failed_episodes_tasks_and_texts_are_found(run):
         ids(run, task="e")
 
 
+def test_of_a_task_that_a_training_did_not_keep_the_message_says_that_it_keeps_some(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    for folder in (tmp_path, tmp_path / "eval"):
+        with RunWriter.open(folder, {}) as writer:
+            writer.append(episode("a@0/0", "?", ("x", 1.0, {})))
+        with pytest.raises(ConfigError, match=r"'b'\. The first is 'a@0'\. .* keeps .* as --save_samples says\.$"):
+            ids(folder, task="b")
+
+
 def test_a_task_is_named_by_its_number_and_without_the_pass_of_a_training(tmp_path):
     with RunWriter.open(tmp_path, {}) as writer:
         for episode_id in ("000003/0", "000003@1/0", "000004/0"):

@@ -16,6 +16,7 @@ from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.filters import GROUP_COLUMNS, EpisodeFilter, conversation_texts
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import episode_row, turn_rows
+from agentenv.runs.records.tokenizer import training_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,9 @@ def _chosen(
     if tasks and not any(_is_task(str(selection.task), *ids) for ids in tasks):
         known = {each for ids in tasks for each in ids}
         advice = did_you_mean(str(selection.task), known, f"The first is {min(known)!r}.")
+        folder = Path(run)
+        if ((training_of(folder) or folder) / "metrics.jsonl").is_file():
+            advice += " A training keeps as many episodes of a step or an evaluation as --save_samples says."
         raise ConfigError(f"--task: expected the id of a task of {run}, got {selection.task!r}.{advice}")
     if unseen and seen:
         column = min(unseen)

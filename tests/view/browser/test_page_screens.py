@@ -371,10 +371,10 @@ def test_two_trainings_stand_in_the_same_charts_and_are_compared_down_to_their_e
 
 
 def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were_compared(watched, tokenizer, tmp_path):
-    def training(name, steps, kept):
+    def training(name, steps, kept, reward):
         folder = train_run(tmp_path / name, tokenizer)
         for step in steps:
-            episodes = [play(tokenizer, f"{task}/{k}", ("3", 0.3, "", {})) for task in "tu" for k in range(2)]
+            episodes = [play(tokenizer, f"{task}/{k}", ("3", reward, "", {})) for task in "tu" for k in range(2)]
             rows = [replace(summarize(each), env=f"env-{each.group_id}") for each in episodes]
             append_step(folder, evaluation_row(step, rows))
         save(folder / "eval", [
@@ -383,7 +383,7 @@ def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were
         ])  # fmt: skip
         return str(folder)
 
-    runs, out = [training("one", [1, 2], 2), training("two", [1], 1)], tmp_path / "page.html"
+    runs, out = [training("one", [1, 2], 2, 0.3), training("two", [1], 1, 0.4)], tmp_path / "page.html"
     assert main(["diff", *runs, "--html", str(out)]) == 0
     with serving(*runs) as address:
         for origin, place in ((out.as_uri(), "/compare/0/1?task="), (address, "/compare/0/2?task=")):
@@ -397,11 +397,16 @@ def test_a_task_of_two_trainings_opens_the_episodes_of_the_evaluations_that_were
             assert "two evaluated at 1" in b
             page = watched().open(origin, f"{place}u")
             page.wait_for_function("() => document.querySelectorAll('.pair-side .empty').length === 2")
+            assert "agentenv run --model TRAINING/model" in page.locator(".pair-side .empty").first.inner_text()
             page.click("text=all tasks")
+            assert page.locator("[data-task]").evaluate_all("rows => rows.map((row) => row.dataset.task)") == ["t", "u"]
+            page.wait_for_selector("[data-task=t] a")
+            assert page.locator("[data-task=u] a").count() == 0  # nothing to open
+            assert page.locator("text=agentenv run --model TRAINING/model").count() == 1
             table = page.locator(".card", has_text="Environments").locator("tbody")
-            assert [row.split("\t")[:3] for row in table.inner_text().split("\n")] == [
-                ["env-t", "0.3", "0.3"], ["env-u", "0.3", "0.3"],
-            ]  # fmt: skip
+            assert [row.split("\t")[:3] + row.split("\t")[-1:] for row in table.inner_text().split("\n")] == [
+                [env, "0.3", "0.4", "unknown"] for env in ("env-t", "env-u")
+            ]
 
 
 def test_of_a_run_graded_again_the_page_lists_the_episodes_that_changed(watched, tokenizer, tmp_path):
@@ -455,6 +460,7 @@ def test_only_what_can_be_compared_is_offered(watched, tokenizer, tmp_path):
         page.get_by_role("link", name="Compare").click()
         page.wait_for_function("() => location.hash === '#/compare/0/2'")  # run 1 is that of its own evaluations
         assert page.locator(".toolbar select").nth(1).locator("option").all_inner_texts() == ["a", "b"]
+        page.wait_for_selector(".tiles")  # else the server stops before it has answered
 
 
 def test_a_step_is_compared_with_any_other(opened):

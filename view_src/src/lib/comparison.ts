@@ -20,6 +20,8 @@ export interface Change {
   b: number;
   difference: Difference;
   q: number | null;
+  /** Of an environment's mean; null for other numbers. */
+  verdict: string | null;
 }
 
 export interface SideFacts {

@@ -36,7 +36,7 @@ export function Compare({ stores, route, runs }: CompareProps): VNode {
       {key === null && <Empty title="Choose two runs">A run is not compared with itself. Two steps of a training: <code>agentenv diff RUN@0 RUN@40</code>.</Empty>}
       {problem !== null && <Empty title={oneLine(problem)} />}
       {key !== null && !comparison && problem === null && <Empty title="Comparing">The records of both runs are read: half a minute for 100,000 episodes each.</Empty>}
-      {comparison && (task === null ? <Whole {...{ route, runs, comparison }} /> : <ComparePair {...{ stores, route, runs, comparison, task }} />)}
+      {comparison && (task === null ? <Whole {...{ stores, route, runs, comparison }} /> : <ComparePair {...{ stores, route, runs, comparison, task }} />)}
     </>
   );
 }
@@ -113,7 +113,7 @@ function Unit({ cluster, clusters }: Pick<ChoicesProps, "cluster" | "clusters">)
   );
 }
 
-function Whole({ route, runs, comparison }: { route: Route; runs: Runs; comparison: Comparison }): VNode {
+function Whole({ stores, route, runs, comparison }: CompareProps & { comparison: Comparison }): VNode {
   const refused = comparison.caveats.filter((each) => each.refuses);
   const notes = comparison.caveats.filter((each) => !each.refuses);
   return (
@@ -135,7 +135,7 @@ function Whole({ route, runs, comparison }: { route: Route; runs: Runs; comparis
       ))}
       <Tiles {...{ route, runs, comparison }} />
       <CompareCards comparison={comparison} />
-      <CompareTasks {...{ route, comparison }} />
+      <CompareTasks {...{ stores, route, runs, comparison }} />
       <CompareEpisodes {...{ route, comparison }} />
     </>
   );

@@ -119,10 +119,11 @@ function Changes({ changes, share = false }: { changes: Change[]; share?: boolea
           <th class="right">B − A</th>
           <th class="right">95 %</th>
           <th class="right">q</th>
+          {changes.some(({ verdict }) => verdict !== null) && <th>verdict</th>}
         </tr>
       </thead>
       <tbody>
-        {changes.map(({ name, a, b, difference, q }) => (
+        {changes.map(({ name, a, b, difference, q, verdict }) => (
           <tr key={name}>
             <td>
               <Text value={name} line />
@@ -132,6 +133,7 @@ function Changes({ changes, share = false }: { changes: Change[]; share?: boolea
             <td class="right">{change(difference.mean)}</td>
             <td class="right nowrap dim">{interval(difference)}</td>
             <td class="right dim">{q === null ? "" : number(q, 2)}</td>
+            {verdict !== null && <td>{verdict.replace("_", " ")}</td>}
           </tr>
         ))}
       </tbody>

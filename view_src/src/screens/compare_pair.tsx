@@ -6,7 +6,7 @@ import type { Comparison, SideFacts } from "../lib/comparison";
 import { fixed, plural, signed } from "../lib/format";
 import { type Route, links, setQuery, wellFormed } from "../lib/router";
 import { Empty, Text } from "../ui/bits";
-import { useStore } from "../ui/hooks";
+import { useStore, useStores } from "../ui/hooks";
 import { Siblings, useSiblings } from "./task";
 
 interface PairProps {
@@ -44,6 +44,25 @@ export function ComparePair({ stores, route, runs, comparison, task }: PairProps
       ))}
     </>
   );
+}
+
+/** Why a training lacks episodes of a task, and how to get them. */
+export function KeptFew(): VNode {
+  return (
+    <>
+      A training keeps as many as <code>--save_samples</code> says. For those of every task, run both models on them (
+      <code>agentenv run --model TRAINING/model</code>), and compare these runs.
+    </>
+  );
+}
+
+/** Return a function that is true for tasks of which both sides kept episodes, to be opened beside each other. */
+export function useKept({ stores, route, runs, comparison }: Omit<PairProps, "task">): (task: string) => boolean {
+  const { a, b } = comparison;
+  const sides = [keptOf("A", route.run, a, runs), keptOf("B", route.other, b, runs)].filter(({ step }) => step !== null);
+  const opened = sides.map((side) => stores.open(side.run, sides.map(({ run }) => run), ["index"]));
+  useStores(opened);
+  return (task) => sides.every((side, number) => groupsOf((opened[number] as RunStore).index, task, side).length > 0);
 }
 
 interface Kept {
@@ -88,7 +107,7 @@ function Side({ store, task, ...side }: Kept & { store: RunStore; task: string }
         </a>
       </h2>
       {problem !== null && <Empty title={problem} />}
-      {!rows.length && store.complete.has("index") && <Empty title={lacks}>{side.kind !== "run" && <>A training keeps as many as <code>--save_samples</code> says.</>}</Empty>}
+      {!rows.length && store.complete.has("index") && <Empty title={lacks}>{side.kind !== "run" && <KeptFew />}</Empty>}
       {siblings && rows.length < side.num && <p class="note">{plural(rows.length, "episode")} of the {side.num} that are compared: the others were not kept.</p>}
       {siblings && <Siblings store={store} siblings={siblings} />}
     </section>

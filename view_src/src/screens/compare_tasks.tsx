@@ -1,13 +1,25 @@
 import type { VNode } from "preact";
+import type { Stores } from "../data/store";
+import type { Runs } from "../data/types";
 import type { Comparison, TaskChange } from "../lib/comparison";
 import { fixed, number, signed } from "../lib/format";
 import { type Route, links } from "../lib/router";
 import { Card, Folded, SignedBar, Text } from "../ui/bits";
+import { KeptFew, useKept } from "./compare_pair";
 
 const BOTH_GROUPS = "both groups of the task, that of B below that of A";
 
-export function CompareTasks({ route, comparison }: { route: Route; comparison: Comparison }): VNode {
+interface TasksProps {
+  stores: Stores;
+  route: Route;
+  runs: Runs;
+  comparison: Comparison;
+}
+
+export function CompareTasks(props: TasksProps): VNode {
+  const { route, comparison } = props;
   const { tasks } = comparison;
+  const isKept = useKept(props);
   const most = Math.max(...tasks.map((each) => Math.abs(each.difference)), 0);
   const moved = tasks.filter((each) => each.difference !== 0);
   const same = tasks.length - moved.length;
@@ -31,11 +43,16 @@ export function CompareTasks({ route, comparison }: { route: Route; comparison: 
             </tr>
           </thead>
           <tbody>
-            <Folded items={moved} most={50} name="tasks" each={(task) => <Row key={task.task_id} {...{ route, comparison, task, most }} />} />
+            <Folded items={moved} most={50} name="tasks" each={(task) => <Row key={task.task_id} {...{ route, comparison, task, most }} isKept={isKept(task.task_id)} />} />
           </tbody>
         </table>
       )}
       {same > 0 && <p class="nothing">{same === tasks.length ? "No task differs." : `${same} more did not change.`}</p>}
+      {moved.some((task) => !isKept(task.task_id)) && (
+        <p class="hint">
+          A task is a link if both runs kept episodes of it. <KeptFew />
+        </p>
+      )}
       {comparison.num_needed !== null && (
         <p class="hint">
           With so few episodes, a task that changed alone cannot be told from chance among {tasks.length}: that takes{" "}
@@ -46,15 +63,28 @@ export function CompareTasks({ route, comparison }: { route: Route; comparison: 
   );
 }
 
-function Row({ route, comparison, task, most }: { route: Route; comparison: Comparison; task: TaskChange; most: number }): VNode {
+interface RowProps {
+  route: Route;
+  comparison: Comparison;
+  task: TaskChange;
+  most: number;
+  /** True if both runs kept episodes of it. */
+  isKept: boolean;
+}
+
+function Row({ route, comparison, task, most, isKept }: RowProps): VNode {
   const isSampled = comparison.episodes === null;
   const href = links.compare(route.run, route.other, { by: comparison.by, task: task.task_id });
   return (
     <tr data-task={task.task_id}>
       <td class="mono">
-        <a href={href} title={BOTH_GROUPS}>
+        {isKept ? (
+          <a href={href} title={BOTH_GROUPS}>
+            <Text value={task.task_id} line />
+          </a>
+        ) : (
           <Text value={task.task_id} line />
-        </a>
+        )}
         {task.is_named && " \u2605"}
       </td>
       <td class="right">{fixed(task.mean_a)}</td>
