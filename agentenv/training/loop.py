@@ -52,6 +52,8 @@ class Loop:
     records: Records
     screen: TrainScreen
     num_steps: int
+    pass_scores: Mapping[str, float | None] = field(default_factory=dict)
+    """As `aggregate` takes them."""
     layout: Layout = "checkpoint"
     step: int = 0
     """Train steps done."""
@@ -157,7 +159,7 @@ class Loop:
         kept = groups_to_keep(groups, self.config, self.step + 1)
         for trajectory in kept:
             await asyncio.to_thread(self.records.samples.append, trajectory)
-        num_samples, pass_scores = self.config.n, self.rollouts.options.pass_scores
+        num_samples, pass_scores = self.config.n, self.pass_scores
         summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
         metrics = await asyncio.to_thread(aggregate, summaries, num_samples=num_samples, pass_scores=pass_scores)
         by_env = await asyncio.to_thread(numbers_by_env, summaries, num_samples=num_samples, pass_scores=pass_scores)
