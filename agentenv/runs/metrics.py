@@ -549,19 +549,13 @@ class Tally:
 
 
 def aggregate(
-    summaries: Iterable[Summary],
-    *,
-    num_tasks: int,
-    num_samples: int,
-    wall_s: float,
-    pass_score: float | None = None,
-    pass_scores: Mapping[str, float | None] = MappingProxyType({}),
+    summaries: Iterable[Summary], *, num_samples: int, pass_scores: Mapping[str, float | None] = MappingProxyType({})
 ) -> Metrics:
-    """Return the Metrics of these episodes, each of which must occur once; see `Tally.metrics`.
+    """Return the Metrics of a batch of episodes, `num_samples` per task, each of which must occur once.
 
-    `pass_scores` are those of environments by name, "" is that of the only one; `pass_score` is that of all others.
+    `pass_scores` are those of environments by name, "" is that of the only one.
     """
-    counts = _Counts(pass_score, None, pass_scores)
+    counts = _Counts(None, None, pass_scores)
     for summary in summaries:
         counts.add(summary)
-    return counts.metrics(num_tasks, num_samples, wall_s)
+    return counts.metrics(len(counts.open), num_samples, 0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from agentenv._util.estimates import Moments
 from agentenv.core.trajectory import Trajectory
@@ -69,20 +68,12 @@ class Evaluation:
 
     def _numbers_of(self, summaries: Sequence[Summary]) -> dict[str, float]:
         """Return `numbers_of` these episodes, and the 95 % confidence intervals of score and reward over tasks."""
-        metrics = measure(summaries, num_samples=self.num_samples, pass_scores=self.pass_scores)
+        metrics = aggregate(summaries, num_samples=self.num_samples, pass_scores=self.pass_scores)
         numbers = numbers_of(metrics)
         for name, found in (("score", metrics.score), ("reward", metrics.reward)):
             if found.ci95_low is not None and found.ci95_high is not None:
                 numbers |= {f"{name}_ci95_low": found.ci95_low, f"{name}_ci95_high": found.ci95_high}
         return numbers
-
-
-def measure(
-    summaries: Sequence[Summary], *, num_samples: int, pass_scores: Mapping[str, float | None] = MappingProxyType({})
-) -> Metrics:
-    """Return the Metrics of a batch of episodes, `num_samples` per task; `pass_scores` are as in `aggregate`."""
-    num_tasks = len({each.group_id for each in summaries})
-    return aggregate(summaries, num_tasks=num_tasks, num_samples=num_samples, wall_s=0.0, pass_scores=pass_scores)
 
 
 SURVIVED = ("num_retries", "num_step_retries", "num_failovers")
@@ -125,8 +116,7 @@ def numbers_by_env(
     """Return the numbers of each environment of a mixture, with the prefix env/NAME/; empty without a mixture."""
     numbers: dict[str, float] = {}
     for name in sorted({each.env for each in summaries if each.env}):
-        own = measure(
-            [each for each in summaries if each.env == name], num_samples=num_samples, pass_scores=pass_scores
-        )
+        episodes = [each for each in summaries if each.env == name]
+        own = aggregate(episodes, num_samples=num_samples, pass_scores=pass_scores)
         numbers |= {f"env/{name}/{key}": value for key, value in numbers_of(own).items()}
     return numbers

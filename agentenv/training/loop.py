@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from agentenv._util.calls import run_to_completion
 from agentenv.core.trajectory import Group, Trajectory
 from agentenv.errors import DataError, EngineError, RunStopped
-from agentenv.runs.metrics import summarize
+from agentenv.runs.metrics import aggregate, summarize
 from agentenv.runs.records.steps import StepGroup, append_rows, append_step, evaluation_row, train_row
 from agentenv.runs.records.token_stats import TOKEN_STATS
 from agentenv.training.config import TrainConfig
-from agentenv.training.evaluation import Evaluation, measure, numbers_by_env, numbers_of, spread_of
+from agentenv.training.evaluation import Evaluation, numbers_by_env, numbers_of, spread_of
 from agentenv.training.logs.records import Records
 from agentenv.training.logs.samples import groups_to_keep, keep_evaluation
 from agentenv.training.logs.screen import TrainScreen
@@ -52,6 +52,8 @@ class Loop:
     records: Records
     screen: TrainScreen
     num_steps: int
+    pass_scores: Mapping[str, float | None] = field(default_factory=dict)
+    """As `aggregate` takes them."""
     layout: Layout = "checkpoint"
     step: int = 0
     """Train steps done."""
@@ -157,9 +159,9 @@ class Loop:
         kept = groups_to_keep(groups, self.config, self.step + 1)
         for trajectory in kept:
             await asyncio.to_thread(self.records.samples.append, trajectory)
-        num_samples, pass_scores = self.config.n, self.rollouts.options.pass_scores
+        num_samples, pass_scores = self.config.n, self.pass_scores
         summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
-        metrics = await asyncio.to_thread(measure, summaries, num_samples=num_samples, pass_scores=pass_scores)
+        metrics = await asyncio.to_thread(aggregate, summaries, num_samples=num_samples, pass_scores=pass_scores)
         by_env = await asyncio.to_thread(numbers_by_env, summaries, num_samples=num_samples, pass_scores=pass_scores)
         by_env |= {f"env/{name}/share": share for name, share in self.rollouts.order.shares.items()}
         with self._timed("train_s"):

@@ -1,9 +1,9 @@
 """Rollouts: groups of episodes in flight and finished. `take` returns them in batches, none staler than allowed.
 
-A group is admitted while consumed + outstanding < (version + max_ahead + 1) · batch, where `version` is the number of
-updates so far, and `take` returns the groups that started first. So a group that started at version v is taken by step
-v + max_ahead at the latest: no sample ever becomes too old. With max_ahead 0 nothing is in flight while the learner
-trains; that is the synchronous loop.
+A group is admitted while consumed + outstanding < (version + bound + 1) · batch, where `version` is the number of
+updates so far and `bound` is `TrainConfig.staleness_bound`, and `take` returns the groups that started first. So a
+group that started at version v is taken by step v + bound at the latest: no sample ever becomes too old. With a bound
+of 0 nothing is in flight while the learner trains; that is the synchronous loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -24,43 +24,15 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
 from agentenv.runs.metrics import summarize
 from agentenv.runs.records.steps import StepGroup
-from agentenv.training.task_order import Curriculum, TaskOrder
+from agentenv.training.config import TrainConfig
+from agentenv.training.config_checks import GROUP_ESTIMATORS
+from agentenv.training.task_order import TaskOrder
 
 _FIXED = ("temperature", "top_p", "top_k", "min_p")
 """Sampling parameters that no environment changes: the learner scores tokens as the flags describe them."""
 _MAX_KEPT_REJECTED = 10_000
 _MAX_REJECTED_BATCHES = 20
 """Training stops after this many batches of groups were rejected in a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutOptions:
-    """Sizes, staleness bound and filters of rollouts."""
-
-    batch_groups: int
-    num_samples: int
-    """Episodes per group."""
-    max_ahead: int = 0
-    """Batches that may be sampled ahead of the one in training; bounds staleness."""
-    num_batches: int | None = None
-    """Total number of batches to sample; None means no limit."""
-    num_extra: int = 0
-    """Extra groups in flight, for filters that reject many. Groups that become too old are dropped."""
-    min_rewarded: int = 1
-    """Smallest number of episodes with a reward in a group."""
-    score_range: tuple[float, float] | None = None
-    """Dynamic filtering: bounds of a group's mean score, both excluded."""
-    partial: bool = False
-    """Update weights during episodes instead of waiting for those in flight."""
-    sleeps: bool = False
-    """Free the engine's GPU while the learner trains."""
-    concurrency: int = 64
-    seed: int = 0
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of the environments of a mixture, by name. They count sampled groups, also those rejected later."""
-    curriculum: Curriculum | None = None
-    pass_scores: Mapping[str, float | None] = field(default_factory=dict)
-    """Scores from which an episode counts as passed, by environment; "" is the only one."""
 
 
 @dataclass(slots=True)
@@ -80,33 +52,35 @@ class Rollouts:
 
     Args:
         runner: runs the episodes. Its engine takes new weights.
-        tasks: at least one.
-        options: sizes and filters.
+        order: the tasks.
+        config: sizes, staleness bound and filters.
         on_episode: called with each finished episode; with a grader, if it did not fail before, after its group is
             graded.
         grader: grades groups, for --group_reward. Neither other groups nor weight updates wait for it.
+        num_batches: total number of batches to sample; None means no limit.
     """
 
     def __init__(
         self,
         runner: EpisodeRunner,
-        tasks: Sequence[Task],
-        options: RolloutOptions,
+        order: TaskOrder,
+        config: TrainConfig,
         on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
         grader: GroupGrader | None = None,
+        *,
+        num_batches: int | None,
     ) -> None:
-        if not tasks:
-            raise ConfigError("--data: expected at least one task, got none. Check the data.")
         self.runner = runner
-        self.options = options
+        self.order = order
+        self.config = config
         self.engine = runner.setup.engine
         self.version = 0
         """Updates so far."""
         self.num_consumed = 0
         """Groups returned by `take` so far."""
-        self.order = TaskOrder(tasks, options.seed, options.weights, options.curriculum)
         self._on_episode = on_episode
         self._grader = grader
+        self._num_batches = num_batches
         self._next = 0
         self._rejected_in_a_row = 0
         self._in_flight = 0
@@ -118,7 +92,7 @@ class Rollouts:
         self._open: dict[asyncio.Task[None], AdmittedGroup] = {}
         self._ready: list[tuple[AdmittedGroup, Group]] = []
         self._handed_out: list[tuple[AdmittedGroup, Group]] = []
-        self._slots = asyncio.Semaphore(options.concurrency)
+        self._slots = asyncio.Semaphore(config.concurrency)
         self._changed = asyncio.Event()
         self._gate = asyncio.Event()
         self._gate.set()
@@ -136,14 +110,14 @@ class Rollouts:
         while not self.runner.draining:
             if self._failure is not None:
                 raise self._failure
-            oldest = self.version - self.options.max_ahead
+            oldest = self.version - self.config.staleness_bound
             is_complete = all(a.version > oldest or a.is_grading for a in self._open.values())
-            if len(self._ready) >= self.options.batch_groups and is_complete:
+            if len(self._ready) >= self.config.rollout_batch_size and is_complete:
                 self.order.update()
-                if self.options.sleeps:
+                if self.config.vllm_enable_sleep:
                     await self.engine.sleep()
                 self._ready.sort(key=lambda item: (item[0].version, item[0].number))
-                num = self.options.batch_groups
+                num = self.config.rollout_batch_size
                 self._handed_out, rest = self._ready[:num], self._ready[num:]
                 self._ready = [(admitted, group) for admitted, group in rest if admitted.version > oldest]
                 for admitted, group in rest:
@@ -172,12 +146,12 @@ class Rollouts:
         Raises:
             EngineError: the engine could not load them.
         """
-        if not self.options.partial:
+        if not self.config.partial_rollout:
             self._gate.clear()
             while self._in_flight and self._failure is None and not self.runner.draining:
                 self._changed.clear()
                 await self._changed.wait()
-        if self.options.sleeps:
+        if self.config.vllm_enable_sleep:
             await self.engine.wake_up()
         await self.engine.update_weights(named_tensors, version)
         self.version, self._handed_out = version, []
@@ -220,7 +194,7 @@ class Rollouts:
         left = iter(trajectories)
         for number, version, num in facts["ready"]:
             group = tuple(next(left) for _ in range(num))
-            if version < self.version - self.options.max_ahead:
+            if version < self.version - self.config.staleness_bound:
                 self._again.append(number)  # the bound was higher then
             else:
                 self._ready.append((AdmittedGroup(number, version), Group(group[0].group_id, group)))
@@ -246,9 +220,10 @@ class Rollouts:
             if self._failure is None and not task.cancelled():
                 self._admit()  # replaces a rejected group
 
-        options = self.options
-        num_batches = min(self.version + options.max_ahead + 1, options.num_batches or sys.maxsize)
-        room = num_batches * options.batch_groups + options.num_extra
+        num_batches = min(self.version + self.config.staleness_bound + 1, self._num_batches or sys.maxsize)
+        batch = self.config.rollout_batch_size
+        # More than a batch are for filters that reject many. Groups that become too old are dropped.
+        room = (num_batches - 1) * batch + (self.config.vllm_generate_batch_size or batch)
         while not self.runner.draining and self.num_consumed + len(self._open) + len(self._ready) < room:
             number = self._again.popleft() if self._again else self._next
             self._next = max(self._next, number + 1)
@@ -258,7 +233,7 @@ class Rollouts:
             task.add_done_callback(over)
 
     async def _sample(self, admitted: AdmittedGroup, task: Task) -> None:
-        planned = [PlannedEpisode(task, index) for index in range(self.options.num_samples)]
+        planned = [PlannedEpisode(task, index) for index in range(self.config.n)]
         async with asyncio.TaskGroup() as episodes:
             running = [episodes.create_task(self._episode(each, admitted)) for each in planned]
         trajectories = [episode.result() for episode in running]
@@ -273,11 +248,12 @@ class Rollouts:
         # them out.
         reason: str | None = None
         rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
-        if len(rewarded) < self.options.min_rewarded:
+        if len(rewarded) < (2 if self.config.advantage_estimator in GROUP_ESTIMATORS else 1):
             reason = "failed"
-        elif self.options.score_range is not None:
+        elif self.config.dynamic_filtering:
             # Dynamic sampling of DAPO, arXiv:2503.14476, section 3.2: groups of equal scores have no advantages.
-            (low, high), scores = self.options.score_range, [t.reward if t.score is None else t.score for t in rewarded]
+            low, high = self.config.dynamic_filtering_reward_range
+            scores = [t.reward if t.score is None else t.score for t in rewarded]
             mean = fmean(score for score in scores if score is not None)
             reason = "low" if mean <= low else "high" if mean >= high else None
         failed = [each for each in trajectories if each.error is not None and each.error.kind == "infra"]
@@ -285,7 +261,7 @@ class Rollouts:
             self._again.append(admitted.number)  # draining prevented an episode's retry
             return
         self.order.observe(admitted.number, trajectories)
-        if reason is None and admitted.version < self.version - self.options.max_ahead:
+        if reason is None and admitted.version < self.version - self.config.staleness_bound:
             # Its grader took longer than the steps that it could have joined.
             self._reject("stale", Group(task.task_id, tuple(trajectories)))
         elif reason is None:
@@ -294,7 +270,7 @@ class Rollouts:
         else:
             self._reject(reason, Group(task.task_id, tuple(trajectories)))
             self._rejected_in_a_row += 1
-            if self._rejected_in_a_row >= _MAX_REJECTED_BATCHES * self.options.batch_groups:
+            if self._rejected_in_a_row >= _MAX_REJECTED_BATCHES * self.config.rollout_batch_size:
                 why = {
                     "failed": "Their episodes failed",
                     "low": "Their scores are too low",

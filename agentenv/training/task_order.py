@@ -179,7 +179,8 @@ class TaskOrder:
     Args:
         tasks: at least one; in a mixture each names its environment.
         seed: of the shuffling.
-        weights: of the environments of a mixture, by name. Without any, all tasks are of one environment.
+        weights: of the environments of a mixture, by name. They count sampled groups, also those rejected later.
+            Without any, all tasks are of one environment.
         curriculum: changes the weights, also before the first group.
     """
 
@@ -190,6 +191,8 @@ class TaskOrder:
         weights: Mapping[str, float] = MappingProxyType({}),
         curriculum: Curriculum | None = None,
     ) -> None:
+        if not tasks:
+            raise ConfigError("--data: expected at least one task, got none. Check the data.")
         self.seed = seed
         self.weights = dict(weights)
         """In force for the next group."""

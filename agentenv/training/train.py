@@ -44,7 +44,7 @@ from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
 from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
-from agentenv.training.config_checks import FOR_VLLM, GROUP_ESTIMATORS, changed_flags, validate
+from agentenv.training.config_checks import FOR_VLLM, changed_flags, validate
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.learner_gpus import reserve_gpus
 from agentenv.training.logs.journal import METRICS, read_metrics
@@ -52,8 +52,8 @@ from agentenv.training.logs.records import Records, open_records
 from agentenv.training.logs.samples import tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
-from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
-from agentenv.training.task_order import CurriculumState, load_curriculum
+from agentenv.training.rollouts import FixedSamplingEngine, Rollouts
+from agentenv.training.task_order import CurriculumState, TaskOrder, load_curriculum
 
 if TYPE_CHECKING:
     from agentenv.training.learner.learner import Learner
@@ -131,6 +131,12 @@ class TrainJob:
         """The tasks to train on."""
         weights = self.weights
         return [task for task in self.episodes.tasks if not weights or task.env in weights]
+
+    @property
+    def order(self) -> TaskOrder:
+        """The order in which they are trained on."""
+        curriculum = load_curriculum(self.config.curriculum) if self.config.curriculum else None
+        return TaskOrder(self.tasks, self.config.seed, self.weights, curriculum)
 
     @property
     def num_steps(self) -> int:
@@ -392,27 +398,6 @@ def make_evaluation(job: TrainJob, opened: EpisodeRunner) -> Evaluation:
     )
 
 
-def rollout_options(job: TrainJob) -> RolloutOptions:
-    """Return what the flags say about sampling."""
-    config = job.config
-    return RolloutOptions(
-        config.rollout_batch_size,
-        config.n,
-        max_ahead=min(config.async_queue_size, config.staleness_bound),
-        num_batches=job.num_steps,
-        num_extra=(config.vllm_generate_batch_size or config.rollout_batch_size) - config.rollout_batch_size,
-        min_rewarded=2 if config.advantage_estimator in GROUP_ESTIMATORS else 1,
-        score_range=config.dynamic_filtering_reward_range if config.dynamic_filtering else None,
-        partial=config.partial_rollout,
-        sleeps=config.vllm_enable_sleep,
-        concurrency=config.concurrency,
-        seed=config.seed,
-        weights=job.weights,
-        curriculum=load_curriculum(config.curriculum) if config.curriculum else None,
-        pass_scores=job.pass_scores,
-    )
-
-
 async def _build_loop(
     job: TrainJob, opened: EpisodeRunner, gpus: Sequence[str], records: Records, screen: TrainScreen
 ) -> Loop:
@@ -448,11 +433,12 @@ async def _build_loop(
     loop = Loop(
         config,
         learner=learner,
-        rollouts=Rollouts(sampling, job.tasks, rollout_options(job), on_episode, job.episodes.grader),
+        rollouts=Rollouts(sampling, job.order, config, on_episode, job.episodes.grader, num_batches=job.num_steps),
         evaluation=make_evaluation(job, opened) if job.held_out else None,
         records=records,
         screen=screen,
         num_steps=job.num_steps,
+        pass_scores=job.pass_scores,
         layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",
     )
     await loop.resume()

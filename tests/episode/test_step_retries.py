@@ -189,7 +189,7 @@ async def test_the_errors_of_retries_are_named_in_record_metrics_and_conversatio
     assert trajectory_from_dict(trajectory_to_dict(ended)).retried == ended.retried
     summary = summarize(ended)
     assert summary_of(make_row(ended, summary, 0, 1, "0")) == summary
-    metrics = aggregate([summary], num_tasks=1, num_samples=1, wall_s=1.0)
+    metrics = aggregate([summary], num_samples=1)
     assert metrics.to_dict()["retried_errors"] == {"InfraError (ConnectionRefusedError)": 3}
     assert (metrics.num_retries, metrics.num_step_retries) == (1, 2)
     assert "InfraError (ConnectionRefusedError) 3" in shown(metrics)

@@ -22,7 +22,7 @@ from tests.training.trainings import flags, make_place, tiny_model
 
 
 def failed(name="a/0", *, kind="env", error="KeyError", message="'x'", place="env.py:12"):
-    return Summary(name, "a", error_kind=kind, error_type=error, error_message=message, error_place=place)
+    return Summary(name, name[0], error_kind=kind, error_type=error, error_message=message, error_place=place)
 
 
 def test_the_first_episode_of_a_kind_is_a_line_with_its_place():
@@ -46,7 +46,7 @@ def test_what_servers_and_environments_name_is_shown_and_never_obeyed():
         "a/0", "a", reward=1.0, models={"gpt\x1b[2J": 1}, info_last={"[red]\x07": 1}, info_sum={"[red]\x07": 1}
     )
     out = io.StringIO()
-    metrics = aggregate([said], num_tasks=1, num_samples=1, wall_s=1.0)
+    metrics = aggregate([said], num_samples=1)
     Console(file=out, width=100).print(
         final_table(result_rows(metrics)), FailureKinds().first(failed(message="\x1b[2J"))
     )
@@ -79,22 +79,22 @@ def test_plain_progress_without_an_episode_ends_with_a_line():
 
 def test_the_table_of_a_run_says_how_each_episode_ended():
     ends = [Summary("a/0", "a", reward=1.0), failed("b/0"), Summary("c/0", "c", stop_reason=StopReason.EPISODE_TIMEOUT)]
-    rows = dict(result_rows(aggregate(ends, num_tasks=3, num_samples=1, wall_s=1.0)))
+    rows = dict(result_rows(aggregate(ends, num_samples=1)))
     assert rows["episodes"] == "3  (3 tasks × 1; 1 rewarded, 1 failed, 1 ended without a reward)"
 
 
 def test_the_mean_cost_of_an_episode_leaves_out_the_parts_that_failed_ones_paid_for():
     ends = [Summary("a/0", "a", reward=1.0, cost_usd=0.5), replace(failed("b/0"), cost_usd=0.25), failed("c/0")]
-    rows = dict(result_rows(aggregate(ends, num_tasks=3, num_samples=1, wall_s=1.0)))
+    rows = dict(result_rows(aggregate(ends, num_samples=1)))
     assert rows["policy cost"] == "$0.7500  ($0.5000 per episode that did not fail; 1 episode unknown)"
-    rows = dict(result_rows(aggregate(ends[1:], num_tasks=3, num_samples=1, wall_s=1.0)))
+    rows = dict(result_rows(aggregate(ends[1:], num_samples=1)))
     assert rows["policy cost"] == "$0.2500  (1 episode unknown)"
 
 
 def test_an_info_that_some_episodes_lack_is_shown_with_the_number_that_have_it():
     ends = [Summary(f"{name}/0", name, reward=1.0, info_last={"c": 2.0}, info_sum={"c": 3.0}) for name in "abc"]
     ends[0] = replace(ends[0], info_last={"c": 2.0, "failures": 1.0}, info_sum={"c": 3.0, "failures": 1.0})
-    rows = dict(result_rows(aggregate([*ends, failed("d/0")], num_tasks=4, num_samples=1, wall_s=1.0)))
+    rows = dict(result_rows(aggregate([*ends, failed("d/0")], num_samples=1)))
     assert rows["info c"] == "last turn 2.000, sum 3.000"
     assert rows["info failures"] == "last turn 1.000, sum 1.000  (1 of 3 episodes)"
 
@@ -102,7 +102,7 @@ def test_an_info_that_some_episodes_lack_is_shown_with_the_number_that_have_it()
 def test_a_small_cost_is_shown_with_digits_that_are_not_0_and_that_of_judges_in_all():
     info = {"judge/cost": 0.000068}
     ends = [Summary(f"{name}/0", name, reward=1.0, cost_usd=1e-5, info_last=info, info_sum=info) for name in "ab"]
-    rows = dict(result_rows(aggregate(ends, num_tasks=2, num_samples=1, wall_s=1.0)))
+    rows = dict(result_rows(aggregate(ends, num_samples=1)))
     assert rows["policy cost"] == "$0.000020  ($0.000010 per episode)"
     assert rows["judge cost"] == "0.00014"
     assert rows["info judge/cost"] == "last turn 0.000068, sum 0.000068"

@@ -24,8 +24,11 @@ def episode(task="a", sample=0, reward=1.0, score=None, **values):
     return Summary(f"{task}/{sample}", task, reward=reward, score=score, **values)
 
 
-def run(*summaries, num_tasks=1, num_samples=1, wall_s=2.0, **kwargs):
-    return aggregate(summaries, num_tasks=num_tasks, num_samples=num_samples, wall_s=wall_s, **kwargs)
+def run(*summaries, num_tasks=1, num_samples=1, wall_s=2.0, group_size=None, pass_score=None):
+    tally = Tally(group_size, pass_score=pass_score)
+    for each in summaries:
+        tally.add(each)
+    return tally.metrics(num_tasks=num_tasks, num_samples=num_samples, wall_s=wall_s)
 
 
 def two_turns():
@@ -117,24 +120,24 @@ def test_the_interval_of_a_share_is_wilsons_for_one_task_less(passed):
 
 @pytest.mark.parametrize("rewards", [[1.0] * 9 + [0.0], [1.0] * 10, [0.9, 1.0, 0.95]])
 def test_the_interval_of_rewards_that_are_all_in_0_to_1_stays_there(rewards):
-    found = aggregate([episode(str(i), 0, r) for i, r in enumerate(rewards)], num_tasks=10, num_samples=1, wall_s=1.0)
+    found = aggregate([episode(str(i), 0, r) for i, r in enumerate(rewards)], num_samples=1)
     assert 0.0 <= found.reward.ci95_low < found.reward.mean <= found.reward.ci95_high <= 1.0
 
 
 def test_the_interval_of_rewards_outside_0_to_1_ends_beyond_those_that_were_seen():
-    found = aggregate([episode("a", 0, 0.8), episode("b", 0, -0.3)], num_tasks=2, num_samples=1, wall_s=1.0)
+    found = aggregate([episode("a", 0, 0.8), episode("b", 0, -0.3)], num_samples=1)
     half = 12.7062 * 0.55  # Student's t of one degree times half the distance, the standard error of two
     assert (found.reward.ci95_low, found.reward.ci95_high) == (pytest.approx(0.25 - half), pytest.approx(0.25 + half))
 
 
 def test_equal_rewards_outside_0_to_1_have_no_interval():
-    found = aggregate([episode(task, 0, -0.1) for task in "abc"], num_tasks=3, num_samples=1, wall_s=1.0)
+    found = aggregate([episode(task, 0, -0.1) for task in "abc"], num_samples=1)
     assert (found.reward.mean, found.reward.ci95_low, found.reward.ci95_high) == (pytest.approx(-0.1), None, None)
 
 
 def test_the_interval_of_rewards_outside_0_to_1_is_students_even_if_the_means_of_tasks_are_inside():
     summaries = [episode(task, index, reward) for task in "ab" for index, reward in enumerate([1.5, -0.5])]
-    found = aggregate([*summaries, episode("c", 0, 1.0)], num_tasks=3, num_samples=2, wall_s=1.0)
+    found = aggregate([*summaries, episode("c", 0, 1.0)], num_samples=2)
     assert found.reward.ci95_low == pytest.approx(mean_over_tasks([0.5, 0.5, 1.0]).ci95_low)
 
 
@@ -200,20 +203,14 @@ def test_the_part_of_a_reward_that_the_group_earned_passes_no_episode():
 @pytest.mark.parametrize("rewards", [[-1.7, 0.4], [0.9, 1.3], [-0.2, -0.1], [0.5, 475.0]])
 def test_without_a_pass_score_pass_at_k_is_missing(rewards):
     raw = [episode("a", index, reward) for index, reward in enumerate(rewards)]
-    for unknown in (run(*raw, num_samples=2), *map(tallied, (raw, raw[::-1]))):
+    for episodes, size in ((raw, None), (raw, 2), (raw[::-1], 2)):
+        unknown = run(*episodes, num_samples=2, group_size=size)
         assert [each.mean for k in "12" for each in (unknown.pass_at_k[k], unknown.pass_all_k[k])] == [None] * 4
         assert (unknown.pass_at_k["1"].num_tasks, unknown.pass_score) == (0, 1.0)
         assert unknown.reward.mean == pytest.approx(fmean(rewards))
     assert run(*raw, num_samples=2, pass_score=rewards[1]).pass_at_k["1"].mean == 0.5
     # One that scores what it finished has said what passes.
     assert run(*raw, episode("b", score=1.0), num_tasks=2, num_samples=2).pass_at_k["1"].num_tasks == 2
-
-
-def tallied(summaries):
-    tally = Tally(2)
-    for each in summaries:
-        tally.add(each)
-    return tally.metrics(num_tasks=1, num_samples=2, wall_s=1.0)
 
 
 def test_tokens_and_time_add_up_over_all_episodes():
@@ -280,7 +277,7 @@ def test_a_tally_that_forgets_returns_the_metrics_of_all_summaries():
     ]
     first = [episode(task, sample, **failed) for task in "ab" for sample in range(2)]
     counts = {"num_tasks": 2, "num_samples": 3, "wall_s": 2.0}
-    expected = flat(aggregate(last, **counts, pass_score=0.5).to_dict())
+    expected = flat(run(*last, **counts, pass_score=0.5).to_dict())
     for order in (last, last[::-1], last[1::2] + last[::2]):
         tally = Tally(3, pass_score=0.5)
         for summary in [*first, *order]:

@@ -217,6 +217,12 @@ def test_a_second_writer_is_refused_with_the_name_of_the_first(tmp_path):
     RunWriter.open(tmp_path, CONFIG, resume=True).close()
 
 
+def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file: expected a writable directory, got .*another --out"):
+        RunWriter.open(tmp_path / "file", CONFIG)
+
+
 def test_a_new_run_in_a_directory_with_episodes_is_refused_with_what_to_do(tmp_path):
     log = write_run(tmp_path, "a/0")
     before = log.read_bytes()

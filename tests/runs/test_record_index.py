@@ -214,7 +214,7 @@ def test_load_run_reads_an_episode_when_it_is_used_and_once(tmp_path):
     (tmp_path / "elsewhere").rename(tmp_path / TRAJECTORIES)
     assert run[-1] is run[3] is list(run)[3]
     assert [each.episode_id for each in run.trajectories[1:3]] == ["1/0", "2/0"]
-    assert aggregate(map(summarize, run), num_tasks=4, num_samples=1, wall_s=0.0) == run.metrics
+    assert aggregate(map(summarize, run), num_samples=1) == run.metrics
 
 
 def test_an_index_whose_every_checksum_is_right_but_is_that_of_another_record_is_not_believed(tmp_path):

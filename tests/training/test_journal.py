@@ -27,12 +27,11 @@ def steps_in(folder):
 
 
 def test_a_line_is_a_json_object_with_the_step_first_and_null_for_what_is_not_finite(tmp_path):
-    journal = Journal(tmp_path / "made" / "here")
+    journal = Journal(tmp_path)
     journal.log(3, {"reward": 0.1, "num": 4, "loss": math.nan, "kl": math.inf, "low": -math.inf})
-    text = (tmp_path / "made" / "here" / METRICS).read_text()  # at once, while the journal is open
-    assert text == '{"step": 3, "reward": 0.1, "num": 4, "loss": null, "kl": null, "low": null}\n'
-    assert read_metrics(tmp_path / "made" / "here")[0]["loss"] is None
-    journal.close()
+    text = (tmp_path / METRICS).read_text()  # at once, while the journal is open
+    assert text == '{"step":3,"reward":0.1,"num":4,"loss":null,"kl":null,"low":null}\n'
+    assert read_metrics(tmp_path)[0]["loss"] is None
     journal.close()
 
 
@@ -68,20 +67,18 @@ def test_without_a_line_of_the_checkpoints_step_late_numbers_are_its_line(tmp_pa
 def test_a_step_that_is_not_the_next_is_refused(tmp_path, step):
     journal = Journal(tmp_path)
     journal.log(5, {})
-    with pytest.raises(ValueError, match=f"expected the step after 5 in an open journal, got {step} "):
+    with pytest.raises(ValueError, match=f"expected the step after 5, got {step} "):
         journal.log(step, {})
     journal.log(6, {})
     journal.close()
     assert steps_in(tmp_path) == [5, 6]
 
 
-def test_a_closed_journal_and_a_number_called_step_are_refused(tmp_path):
+def test_a_number_called_step_is_refused(tmp_path):
     journal = Journal(tmp_path)
     with pytest.raises(ValueError, match="Log every step once"):
         journal.log(1, {"step": 2.0})
     journal.close()
-    with pytest.raises(ValueError, match="in an open journal"):
-        journal.log(1, {})
 
 
 def test_a_training_that_starts_does_not_write_on_where_another_was(tmp_path):
@@ -104,6 +101,7 @@ def test_a_training_that_continues_cuts_off_what_it_does_again(tmp_path):
 
 @pytest.mark.parametrize("steps", [(), (0, 1)])
 def test_lost_lines_are_reported_and_steps_keep_their_numbers(tmp_path, caplog, steps):
+    (tmp_path / "another").mkdir()
     Journal(tmp_path / "another", resume_step=3).close()  # a new folder, with the checkpoints of another one
     assert not caplog.records
     (tmp_path / "lost").mkdir()
@@ -135,12 +133,6 @@ def test_a_torn_last_line_is_passed_over_and_a_damaged_or_repeated_one_is_named(
     assert path.read_bytes() == lines[0] + lines[0] + lines[2]
 
 
-def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--out"):
-        Journal(tmp_path / "file")
-
-
 def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
     journal = Journal(tmp_path)
     journal.log(1, {"reward": 0.5})
@@ -153,7 +145,7 @@ def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
             journal.amend({"eval/a long name": 0.5, "eval/another one": 0.25})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (tmp_path / METRICS).read_text() == '{"step": 1, "reward": 0.5}\n'
+    assert (tmp_path / METRICS).read_text() == '{"step":1,"reward":0.5}\n'
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]
     journal.log(2, {"reward": 0.75})
     journal.close()

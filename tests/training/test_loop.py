@@ -33,7 +33,7 @@ from agentenv.training.logs.records import Records
 from agentenv.training.logs.samples import cut_evaluations, groups_to_keep, keep_evaluation, tasks_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
-from agentenv.training.rollouts import FixedSamplingEngine, RolloutOptions, Rollouts
+from agentenv.training.rollouts import FixedSamplingEngine, Rollouts
 from agentenv.training.task_order import TaskOrder
 from tests.training.worlds import episode
 
@@ -132,12 +132,13 @@ class Scene:
 
     def __init__(
         self, folder, *, labels="0101", steps=3, ahead=0, held_out="", resume=False, learner=None, engine=None,
-        rollouts=None, error_share=1.0, retry_wait_s=None, early_stop=None, **flags,
+        error_share=1.0, retry_wait_s=None, early_stop=None, **flags,
     ):  # fmt: skip
         self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
         self.may_go_on = threading.Event()
         self.config = TrainConfig.from_flags(
-            env="math_retry", rollout_batch_size=1, n=2, progress="none",
+            env="math_retry", rollout_batch_size=1, n=2, progress="none", advantage_estimator="reinforce",
+            **({"async_train": True, "async_queue_size": ahead} if ahead else {}),
             **({"eval_dataset": "held", "eval_n_samples_per_prompt": 2} if held_out else {}), **flags,
         )  # fmt: skip
         self.learner = Counts(self.events, **(learner or {}))
@@ -161,13 +162,13 @@ class Scene:
         samples = RunWriter.open(folder, {}, resume=resume)
         journal = Journal(folder, resume_step=None if newest is None else Checkpoints.step_of(newest))
         best = BestModel(folder, read_metrics(folder), EarlyStop.parse(early_stop) if early_stop else None)
-        options = RolloutOptions(1, 2, max_ahead=ahead, num_batches=steps, **(rollouts or {}))
+        order = TaskOrder(tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), 0)
         sets = {"held": tasks(held_out, "held")}
         kept_tasks = tasks_to_keep(sets, self.config) if held_out else None
         self.loop = Loop(
             self.config,
             learner=self.learner,
-            rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
+            rollouts=Rollouts(runner(), order, self.config, num_batches=steps),
             evaluation=Evaluation(runner(), sets, 2, kept_tasks=kept_tasks) if held_out else None,
             records=Records(journal, self.checkpoints, samples, best, folder, newest),
             screen=TrainScreen(self.config),
@@ -279,7 +280,7 @@ async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp
             time.sleep(0.001)
         asked.append(len(scene.engine.requests))
 
-    scene = Scene(tmp_path, ahead=1, learner={"during": during}, async_train=True)
+    scene = Scene(tmp_path, ahead=1, learner={"during": during})
     assert await scene.run()
     assert asked == [4, 6, 6], "a batch ahead, and none after the last"
     assert scene.events_of("train", "update") == ["train 1", "update 1", "train 2", "update 2", "train 3", "update 3"]
@@ -366,7 +367,7 @@ def rows_of(line):
 
 
 async def test_the_line_of_a_step_has_the_groups_that_it_learned_from_and_those_that_were_rejected(tmp_path):
-    scene = Scene(tmp_path, labels="01x", steps=3, rollouts={"score_range": (0.5, 2.0)})
+    scene = Scene(tmp_path, labels="01x", steps=3, dynamic_filtering=True, dynamic_filtering_reward_range=(0.5, 2.0))
     scene.learner.train_step = lambda batch, train=scene.learner.train_step: note(scene.learner, batch, train)
     assert await scene.run()
     lines = read_steps(tmp_path, "train")
@@ -383,7 +384,7 @@ async def test_the_line_of_a_step_has_the_groups_that_it_learned_from_and_those_
     thrown_away = [sum(group["rejected"] is not None for group in line["groups"]) for line in lines.values()]
     assert any(thrown_away)
     assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in thrown_away]
-    assert (lines[1]["version"], lines[1]["estimator"], lines[1]["credit"]) == (0, "reinforce_baseline", "turn")
+    assert (lines[1]["version"], lines[1]["estimator"], lines[1]["credit"]) == (0, "reinforce", "turn")
 
 
 REASONS = ("low", "high", "failed", "stale")

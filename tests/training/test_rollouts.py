@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -21,8 +22,10 @@ from agentenv.runs.config import GroupOptions
 from agentenv.runs.group_rewards import GroupGrader
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.config import TrainConfig
 from agentenv.training.evaluation import Evaluation
-from agentenv.training.rollouts import RolloutOptions, Rollouts
+from agentenv.training.rollouts import Rollouts
+from agentenv.training.task_order import TaskOrder
 
 
 class Judge(AgentInstance):
@@ -40,15 +43,20 @@ def make_tasks(labels):
 
 
 def make_rollouts(
-    tasks, *, script=("x",), latency_s=0.0, on_episode=lambda _: None, max_error_share=1.0, grader=None, **options
-):
+    tasks, *, script=("x",), latency_s=0.0, on_episode=lambda _: None, max_error_share=1.0, grader=None, seed=0,
+    weights=MappingProxyType({}), curriculum=None, max_ahead=0, between=None, num_batches=None, **flags,
+):  # fmt: skip
     tokenizer, limits = CharTokenizer(), Limits(max_length=60, max_turns=3)
     engine = ScriptedEngine(script, tokenizer, latency_s=latency_s)
     policy = ErrorPolicy(max_retries=0, retry_wait_s=0.0, max_error_share=max_error_share)
     setup = EpisodeSetup(engine, Chat(tokenizer), SamplingParams(seed=0), limits)
     runner = EpisodeRunner(EnvSource(Judge), setup, policy=policy)
-    defaults = {"batch_groups": 2, "num_samples": 2, "concurrency": 8}
-    return Rollouts(runner, tasks, RolloutOptions(**(defaults | options)), on_episode, grader)
+    defaults = {"rollout_batch_size": 2, "n": 2, "concurrency": 8, "advantage_estimator": "reinforce"}
+    ahead = {"async_train": True, "async_queue_size": max_ahead} if max_ahead else {}
+    filters = {"dynamic_filtering": True, "dynamic_filtering_reward_range": between} if between else {}
+    config = TrainConfig(**(defaults | ahead | filters | flags))
+    order = TaskOrder(tasks, seed, weights, curriculum)
+    return Rollouts(runner, order, config, on_episode, grader, num_batches=num_batches)
 
 
 def ids(groups):
@@ -91,8 +99,9 @@ async def test_no_batch_is_staler_than_allowed_and_no_group_comes_twice(
         return "x"
 
     rollouts = make_rollouts(
-        make_tasks(labels), script=script, batch_groups=batch, max_ahead=max_ahead, partial=partial,
-        num_extra=num_extra if max_ahead else 0, score_range=(0.0, 2.0) if filtered else None, concurrency=3, seed=seed,
+        make_tasks(labels), script=script, rollout_batch_size=batch, max_ahead=max_ahead, partial_rollout=partial,
+        vllm_generate_batch_size=batch + (num_extra if max_ahead else 0), between=(0.0, 2.0) if filtered else None,
+        concurrency=3, seed=seed,
     )  # fmt: skip
     seen = []
     for step in range(8):
@@ -109,30 +118,33 @@ async def test_no_batch_is_staler_than_allowed_and_no_group_comes_twice(
     assert len(set(seen)) == len(seen) == 8 * batch
 
 
-@pytest.mark.parametrize(("score_range", "kept", "reason"), [((0.0, 2.0), "x", "low"), ((-1.0, 1.0), "y", "high")])
-async def test_groups_on_the_edge_of_the_range_of_scores_are_refilled_and_counted(score_range, kept, reason):
-    rollouts = make_rollouts(make_tasks("xyyxyx"), score_range=score_range, batch_groups=3)
+@pytest.mark.parametrize(("between", "kept", "reason"), [((0.0, 2.0), "x", "low"), ((-1.0, 1.0), "y", "high")])
+async def test_groups_on_the_edge_of_the_range_of_scores_are_refilled_and_counted(between, kept, reason):
+    rollouts = make_rollouts(make_tasks("xyyxyx"), between=between, rollout_batch_size=3)
     groups = await rollouts.take()
     assert {t.task.label for g in groups for t in g.trajectories} == {kept}
     assert rollouts.rejected.keys() == {reason}
     await rollouts.close()
 
 
-@pytest.mark.parametrize(("least", "rewards", "rejected"), [(1, [1.0, None], {}), (2, [1.0, 1.0], {"failed": 1})])
-async def test_a_group_with_fewer_rewards_than_its_estimator_needs_is_rejected(least, rewards, rejected):
+@pytest.mark.parametrize(
+    ("estimator", "rewards", "rejected"),
+    [("reinforce", [1.0, None], {}), ("group_norm", [1.0, 1.0], {"failed": 1})],
+)
+async def test_a_group_with_fewer_rewards_than_its_estimator_needs_is_rejected(estimator, rewards, rejected):
     answers = iter(["raises"])
 
     async def script(request):
         return next(answers, "x")
 
-    rollouts = make_rollouts(make_tasks("xx"), script=script, batch_groups=1, min_rewarded=least)
+    rollouts = make_rollouts(make_tasks("xx"), script=script, rollout_batch_size=1, advantage_estimator=estimator)
     assert sorted(rewards_of(await rollouts.take()), key=str) == rewards
     assert rollouts.rejected == rejected
     await rollouts.close()
 
 
 async def test_nothing_to_learn_from_ends_the_training_and_says_why():
-    rollouts = make_rollouts(make_tasks("yy"), score_range=(0.0, 1.0))
+    rollouts = make_rollouts(make_tasks("yy"), between=(0.0, 1.0))
     with pytest.raises(RunStopped, match=r"40 in a row without one\. Their scores are too low"):
         await rollouts.take()
     await rollouts.close()
@@ -158,7 +170,7 @@ async def test_a_checkpoint_keeps_what_is_finished_and_samples_again_what_was_in
         return "x"
 
     tasks = make_tasks("x" * 4)
-    first = make_rollouts(tasks, script=script, max_ahead=1, batch_groups=2)
+    first = make_rollouts(tasks, script=script, max_ahead=1, rollout_batch_size=2)
     first._admit()
     async with asyncio.timeout(60):
         while len(first.state()[0]["ready"]) < 3:
@@ -169,7 +181,7 @@ async def test_a_checkpoint_keeps_what_is_finished_and_samples_again_what_was_in
     assert len(facts["again"]) == 1
     assert len(trajectories) == 6
 
-    second = make_rollouts(tasks, max_ahead=1, batch_groups=2)
+    second = make_rollouts(tasks, max_ahead=1, rollout_batch_size=2)
     second.load_state(facts, trajectories)
     batches = await steps(second, 2)
     asked = [request.episode_id.split("/")[0] for request in second.runner.setup.engine.requests]
@@ -220,12 +232,12 @@ async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
 
 
 async def test_a_checkpoint_keeps_count_of_what_was_rejected():
-    first = make_rollouts(make_tasks("yyyyyyyx"), score_range=(0.0, 2.0), batch_groups=1)
+    first = make_rollouts(make_tasks("yyyyyyyx"), between=(0.0, 2.0), rollout_batch_size=1)
     await first.take()
     first.rejected, first._rejected_in_a_row = Counter(low=3), 17
     facts, trajectories = first.state()
     await first.close()
-    second = make_rollouts(make_tasks("yyyyyyyx"), score_range=(0.0, 2.0), batch_groups=1)
+    second = make_rollouts(make_tasks("yyyyyyyx"), between=(0.0, 2.0), rollout_batch_size=1)
     second.load_state(facts, trajectories)
     assert (second.rejected, second._rejected_in_a_row) == (Counter(low=3), 17)
     second.load_state({key: facts[key] for key in facts if "rejected" not in key}, trajectories)  # of an older one
@@ -235,7 +247,7 @@ async def test_a_group_of_which_draining_cut_a_retry_short_is_sampled_again_and_
     def script(request):
         return EngineError("gone") if request.episode_id.endswith("/1") else "x"
 
-    rollouts = make_rollouts(make_tasks("x"), script=script, num_samples=3, batch_groups=1)
+    rollouts = make_rollouts(make_tasks("x"), script=script, n=3, rollout_batch_size=1)
     rollouts.runner.policy = ErrorPolicy(max_retries=1, retry_wait_s=3600.0, max_error_share=1.0)
     waiting = asyncio.ensure_future(rollouts.take())
     while rollouts.runner.num_done < 2:
@@ -285,7 +297,7 @@ def grading(labels, **options):
 
 
 async def test_groups_are_taken_with_their_reward_and_every_episode_is_shown_with_it():
-    rollouts, compares, shown = grading(["x1", "x2", "y3"], batch_groups=3)
+    rollouts, compares, shown = grading(["x1", "x2", "y3"], rollout_batch_size=3)
     assert sorted(rewards_of(await rollouts.take())) == [10.0] * 2 + [11.0] * 4
     assert compares.graded == Counter(x1=2, x2=2, y3=2)
     assert sorted(each.reward for each in shown) == [10.0] * 2 + [11.0] * 4
@@ -301,14 +313,14 @@ async def test_two_failures_of_a_small_evaluation_end_no_training():
 
 @pytest.mark.parametrize("partial", [False, True])
 async def test_a_hanging_grader_holds_up_neither_other_groups_nor_new_weights(partial):
-    rollouts, _, _ = grading(["hangs", *("x" * 9)], max_ahead=2, partial=partial, seed=7)
+    rollouts, _, _ = grading(["hangs", *("x" * 9)], max_ahead=2, partial_rollout=partial, seed=7)
     batches = await asyncio.wait_for(steps(rollouts, 2), 60)
     labels = [group.trajectories[0].task.label for batch in batches for group in batch]
     assert labels == ["x"] * 4
 
 
 async def test_a_batch_of_other_groups_does_not_wait_for_a_hanging_grader_even_without_steps_ahead():
-    rollouts, compares, _ = grading(["hangs", "x", "x", "x"], batch_groups=2, num_extra=2, max_ahead=0, seed=7)
+    rollouts, compares, _ = grading(["hangs", "x", "x", "x"], vllm_generate_batch_size=4, max_ahead=0, seed=7)
     first = await asyncio.wait_for(rollouts.take(), 60)
     assert [group.trajectories[0].task.label for group in first] == ["x", "x"]
     await rollouts.update_weights([], 1)
@@ -320,7 +332,9 @@ async def test_a_batch_of_other_groups_does_not_wait_for_a_hanging_grader_even_w
 
 
 async def test_a_group_whose_grader_failed_or_took_too_long_is_rejected_and_another_one_sampled():
-    rollouts, _, shown = grading(["hangs", "fails", "x", "x"], batch_groups=2, num_batches=1, group_timeout_s=0.05)
+    rollouts, _, shown = grading(
+        ["hangs", "fails", "x", "x"], rollout_batch_size=2, num_batches=1, group_timeout_s=0.05
+    )
     assert rewards_of(await rollouts.take()) == [11.0] * 4
     assert rollouts.rejected == Counter(failed=sum(each.error is not None for each in shown) // 2)
     assert rollouts.runner.num_failed == 2 * rollouts.rejected["failed"]
@@ -328,13 +342,13 @@ async def test_a_group_whose_grader_failed_or_took_too_long_is_rejected_and_anot
 
 
 async def test_a_checkpoint_holds_graded_groups_which_are_not_graded_again():
-    first, _, _ = grading("xxxx", batch_groups=1, num_samples=2, max_ahead=1)
+    first, _, _ = grading("xxxx", rollout_batch_size=1, n=2, max_ahead=1)
     await first.take()
     while len(first._ready) < 1:
         await asyncio.sleep(0.001)
     facts, trajectories = first.state()
     await first.close()
-    second, compares, _ = grading("xxxx", batch_groups=1, num_samples=2, max_ahead=1)
+    second, compares, _ = grading("xxxx", rollout_batch_size=1, n=2, max_ahead=1)
     second.load_state(facts, [trajectory_from_dict(trajectory_to_dict(each)) for each in trajectories])
     second.runner.drain()  # samples nothing
     assert rewards_of(group for _, group in second._ready) == [11.0] * 2
@@ -349,7 +363,7 @@ async def test_a_curriculum_sees_the_groups_and_weighs_the_environments_of_the_n
         return {"a": float(len(seen) == 1), "b": float(len(seen) > 1)}
 
     tasks = [Task("q", label="x", task_id=f"{env}{index}", env=env) for env in "ab" for index in range(9)]
-    rollouts = make_rollouts(tasks, batch_groups=4, weights={"a": 1.0, "b": 1.0}, curriculum=first_a)
+    rollouts = make_rollouts(tasks, rollout_batch_size=4, weights={"a": 1.0, "b": 1.0}, curriculum=first_a)
     first, second = await steps(rollouts, 2)
     assert {group.trajectories[0].task.env for group in first} == {"a"}
     assert {group.trajectories[0].task.env for group in second} == {"b"}

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from agentenv.runs.display.report import weakness
-from agentenv.runs.metrics import Summary
+from agentenv.runs.metrics import Summary, aggregate
 from agentenv.training.config import TrainConfig
-from agentenv.training.evaluation import measure, numbers_of
+from agentenv.training.evaluation import numbers_of
 from agentenv.training.logs.screen import TrainScreen, describe, results
 
 NUMBERS = {
@@ -50,7 +50,7 @@ def test_a_step_is_one_line_of_what_is_known():
 def test_a_train_step_counts_what_it_survived():
     calm = Summary("a/0", "a", reward=1.0)
     survivor = Summary("a/1", "a", reward=1.0, attempt=1, num_step_retries=2, num_failovers=1, isolation="landlock")
-    numbers = [numbers_of(measure(episodes, num_samples=2)) for episodes in ([calm], [calm, survivor])]
+    numbers = [numbers_of(aggregate(episodes, num_samples=2)) for episodes in ([calm], [calm, survivor])]
     expected = {"num_retries": 1.0, "num_step_retries": 2.0, "num_failovers": 1.0, "sandbox/landlock": 0.5}
     assert expected.items() <= numbers[1].items()
     assert not expected.keys() & numbers[0].keys()

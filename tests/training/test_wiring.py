@@ -1,6 +1,7 @@
 """A flag moves its number: each test fails if the line that passes the flag on is deleted."""
 
 import time
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -15,29 +16,18 @@ from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
 from agentenv.training.logs.records import open_records
 from agentenv.training.task_order import spread
-from agentenv.training.train import make_evaluation, prepare_training, rollout_options, with_engine
+from agentenv.training.train import make_evaluation, prepare_training, with_engine
 
 MIX = ("math_retry:2", "guess_number")
-ROLLOUTS = {
-    "rollout_batch_size": ({}, 3, "batch_groups", 3),
-    "n": ({}, 3, "num_samples", 3),
-    "async_queue_size": ({"async_train": True}, 3, "max_ahead", 3),
-    "max_staleness": ({"async_train": True, "async_queue_size": 3}, 2, "max_ahead", 2),
-    "max_train_steps": ({}, 5, "num_batches", 5),
-    "num_episodes": ({"limit": 32}, 3, "num_batches", 6),
-    "limit": ({}, 48, "num_batches", 3),
-    "vllm_generate_batch_size": ({"async_train": True, "dynamic_filtering": True}, 20, "num_extra", 4),
-    "advantage_estimator": ({}, "reinforce", "min_rewarded", 1),
-    "dynamic_filtering": ({}, True, "score_range", (0.0, 1.0)),
-    "dynamic_filtering_reward_range": ({"dynamic_filtering": True}, (0.25, 0.5), "score_range", (0.25, 0.5)),
-    "partial_rollout": ({"async_train": True}, True, "partial", True),
-    "vllm_enable_sleep": ({}, True, "sleeps", True),
-    "concurrency": ({}, 7, "concurrency", 7),
-    "seed": ({}, 7, "seed", 7),
-    "env": ({}, MIX, "weights", {"math_retry": 2.0, "guess_number": 1.0}),
-    "curriculum": ({"env": MIX}, "spread", "curriculum", spread),
+TASKS = {
+    "max_train_steps": ({}, 5, attrgetter("num_steps"), 5),
+    "num_episodes": ({"limit": 32}, 3, attrgetter("num_steps"), 6),
+    "limit": ({}, 48, attrgetter("num_steps"), 3),
+    "seed": ({}, 7, attrgetter("order.seed"), 7),
+    "env": ({}, MIX, attrgetter("order.weights"), {"math_retry": 2.0, "guess_number": 1.0}),
+    "curriculum": ({"env": MIX}, "spread", lambda job: getattr(job.order._curriculum, "curriculum", None), spread),
 }
-"""Of each flag: the flags beside it, its value, and the option that it moves."""
+"""Of each flag: the flags beside it, its value, what it moves, and the value of that."""
 
 
 async def job_of(**flags):
@@ -45,16 +35,10 @@ async def job_of(**flags):
     return await prepare_training(TrainConfig.from_flags(**known | flags))
 
 
-@pytest.mark.parametrize("flag", ROLLOUTS)
-async def test_a_flag_moves_its_option_of_the_rollouts(flag, monkeypatch):
-    beside, value, option, expected = ROLLOUTS[flag]
-    engine = {}
-    if flag == "vllm_enable_sleep":  # which needs vLLM on GPUs
-        engine = {"engine": "auto"}
-        monkeypatch.setattr("agentenv.training.train.with_engine", lambda config: config.episodes)
-    before, after = [
-        getattr(rollout_options(await job_of(**engine, **beside, **more)), option) for more in ({}, {flag: value})
-    ]
+@pytest.mark.parametrize("flag", TASKS)
+async def test_a_flag_moves_the_order_of_the_tasks_or_the_number_of_steps(flag):
+    beside, value, moved, expected = TASKS[flag]
+    before, after = [moved(await job_of(**beside, **more)) for more in ({}, {flag: value})]
     assert before != expected
     assert after == expected
 

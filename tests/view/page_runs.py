@@ -4,7 +4,7 @@ import json
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
-from agentenv.runs.metrics import aggregate, summarize
+from agentenv.runs.metrics import Tally, summarize
 from agentenv.runs.records.directory import RunWriter
 from tests.view.viewed_runs import write_run
 
@@ -40,7 +40,10 @@ def save(folder, episodes, *, flags=None, metrics=True):
     write_run(folder, *episodes, flags={"limit": 4, **(flags or {})})
     if metrics:
         num_tasks = len({each.group_id for each in episodes})
-        found = aggregate(map(summarize, episodes), num_tasks=num_tasks, num_samples=2, wall_s=2.0)
+        tally = Tally()
+        for each in episodes:
+            tally.add(summarize(each))
+        found = tally.metrics(num_tasks=num_tasks, num_samples=2, wall_s=2.0)
         (folder / "metrics.json").write_text(json.dumps(found.to_dict()))
     return folder
 

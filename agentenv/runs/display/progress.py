@@ -102,6 +102,12 @@ class LiveProgress(Progress):
         return grid
 
 
+def write_event(stream: TextIO, name: str, facts: Mapping[str, Any]) -> None:
+    """Write the JSON line of an event."""
+    stream.write(json.dumps({"event": name, **facts}) + "\n")
+    stream.flush()
+
+
 @contextmanager
 def waiting(what: str, note: Callable[[str], None]) -> Iterator[None]:
     """Note every 10 s how long `what` has taken, also while it blocks the event loop."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 from agentenv._util.plurals import counted
 from agentenv._util.terminal import wide_console
 from agentenv.runs.config import RunConfig
-from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress
+from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress, write_event
 from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header, result_rows
 from agentenv.runs.metrics import Metrics, Summary
 from agentenv.runs.prepare import Job
@@ -59,7 +58,7 @@ class RunScreen:
             "out": str(self.log.out),
         }
         if config.output.json:
-            self._event("launch", {**header_facts, "config": flags})
+            write_event(self.stdout, "launch", {**header_facts, "config": flags})
         else:
             self.console.print(header(config, header_facts))
 
@@ -77,7 +76,7 @@ class RunScreen:
     def show_result(self, metrics: Metrics) -> None:
         """Show the final table, or print the JSON event."""
         if self.config.output.json:
-            self._event("done", {"out": str(self.log.out), "metrics": metrics.to_dict()})
+            write_event(self.stdout, "done", {"out": str(self.log.out), "metrics": metrics.to_dict()})
         else:
             self.console.print(final_table(result_rows(metrics, is_priced=self.config.prices is not None)))
             if metrics.environments:
@@ -89,7 +88,3 @@ class RunScreen:
             if metrics.num_infra_errors + metrics.num_env_errors:
                 lines.append(f"failed episodes: agentenv show {shlex.quote(str(self.log.out))} --failed")
             self.console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
-
-    def _event(self, name: str, facts: Mapping[str, Any]) -> None:
-        self.stdout.write(json.dumps({"event": name, **facts}) + "\n")
-        self.stdout.flush()

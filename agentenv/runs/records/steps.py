@@ -5,8 +5,9 @@ A step that is done again after a resume writes its line again; the last line of
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,15 +121,36 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         RunStopped: the disk is full or fails.
     """
-    lines = (json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n" for row in rows)
+    with stopping(path), path.open("ab", buffering=0) as file:
+        write_whole(file.fileno(), b"".join(map(line_of, rows)))
+
+
+def line_of(row: Mapping[str, Any]) -> bytes:
+    """Return a line of a file that `append_rows` writes."""
+    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def stopping(path: Path) -> Iterator[None]:
+    """Raise RunStopped for an OSError of the block, which writes lines of `path`."""
     try:
-        with path.open("ab", buffering=0) as file:
-            write_whole(file.fileno(), b"".join(lines))
+        yield
     except OSError as error:
         raise RunStopped(
             f"{path}: expected to write a line, got {error}. Earlier lines are kept. Make room, then resume with "
             "--resume."
         ) from error
+
+
+def rows_of(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Yield number, text and row of each whole line, and None for one without a train step; nothing without a file."""
+    # Not splitlines: damaged bytes may contain other ends of lines.
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield number, line, row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 def read_steps(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
@@ -138,12 +160,8 @@ def read_steps(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
         DataError: a line is damaged, or has another schema.
     """
     path, found = folder / STEPS, dict[int, dict[str, Any]]()
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict) or row.get("v") != SCHEMA_VERSION or not isinstance(row.get("step"), int):
+    for number, line, row in rows_of(path):
+        if row is None or row.get("v") != SCHEMA_VERSION:
             raise DataError(
                 f"{path}: expected a line of schema version {SCHEMA_VERSION}, got {line[:60]!r} in line {number}. "
                 "Remove it."
@@ -154,10 +172,14 @@ def read_steps(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
 
 
 def cut_steps(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and a torn last one, from a file: a training resumes from `step`."""
+    """Remove the lines of later steps, and a torn last one, from a file: a training resumes from `step`.
+
+    Raises:
+        RunStopped: the disk is full or fails.
+    """
     if not path.is_file():
         return
-    with replaced(path) as temporary, path.open("rb") as file, temporary.open("wb") as kept:
+    with stopping(path), replaced(path) as temporary, path.open("rb") as file, temporary.open("wb") as kept:
         for line in file:
             try:
                 is_later = int(json.loads(line)["step"]) > step

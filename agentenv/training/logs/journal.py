@@ -6,21 +6,18 @@ import json
 import logging
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv._util.disk import sync_directory, write_whole
-from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.records.steps import STEPS
+from agentenv._util.disk import replaced
+from agentenv.errors import ConfigError, DataError
+from agentenv.runs.records.steps import STEPS, append_rows, cut_steps, line_of, rows_of, stopping
 from agentenv.runs.trackers import Tracker, Trackers
 
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-
-_SYNC_INTERVAL_S = 1.0
 
 
 class Journal:
@@ -29,14 +26,15 @@ class Journal:
     Each line is a single write at the end of the file, so a killed training run loses none.
 
     Args:
-        folder: the run's folder; created if missing.
+        folder: the run's folder.
         trackers: updated every `logging_steps` steps and after every evaluation.
         resume_step: step of the checkpoint to resume from; lines of later steps are removed. None for a new training.
         logging_steps: steps between updates of trackers; the file has every step.
 
     Raises:
-        ConfigError: a new training finds lines, or the file is not writable.
+        ConfigError: a new training finds lines.
         DataError: a line is damaged.
+        RunStopped: the file is not writable.
     """
 
     def __init__(
@@ -45,38 +43,28 @@ class Journal:
         self.path = Path(folder) / METRICS
         self._trackers = Trackers(trackers, self.path)
         self._logging_steps = logging_steps
-        self._synced_s = time.monotonic()
-        self._fd = -1
         self.last_step = resume_step
         """Step of the last line; None before the first."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            has_lines = self.path.exists()
-            # A new folder has neither, also on resume, from checkpoints of another one.
-            is_new = not has_lines and not self.path.with_name(STEPS).exists()
-            content = self.path.read_bytes() if has_lines else b""
-            rows = _rows(self.path, content)
-            if rows and resume_step is None:
-                raise ConfigError(
-                    f"{self.path}: expected no training there, got one of {rows[-1]['step']} steps. "
-                    "Resume it with --resume, or use another --out."
-                )
-            kept = [row for row in rows if resume_step is not None and row["step"] <= resume_step]
-            self._last: dict[str, Any] = {"step": resume_step}
-            if kept and kept[-1]["step"] == resume_step:
-                self._last = kept[-1]
-            elif resume_step and not is_new:
-                last = kept[-1]["step"] if kept else None
-                logger.warning(
-                    "%s: the last line belongs to step %s, the checkpoint to step %d", self.path, last, resume_step
-                )
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            os.ftruncate(self._fd, sum(len(line) + 1 for line in content.split(b"\n")[: len(kept)]))
-            os.fsync(self._fd)
-        except OSError as error:
+        # A new folder has neither, also on resume, from checkpoints of another one.
+        is_new = not self.path.exists() and not self.path.with_name(STEPS).exists()
+        rows = read_metrics(folder)
+        if rows and resume_step is None:
             raise ConfigError(
-                f"{self.path}: expected a writable file, got {error}. Fix it, or use another --out."
-            ) from error
+                f"{self.path}: expected no training there, got one of {rows[-1]['step']} steps. "
+                "Resume it with --resume, or use another --out."
+            )
+        kept = [row for row in rows if resume_step is not None and row["step"] <= resume_step]
+        self._last: dict[str, Any] = {"step": resume_step}
+        if kept and kept[-1]["step"] == resume_step:
+            self._last = kept[-1]
+        elif resume_step and not is_new:
+            last = kept[-1]["step"] if kept else None
+            logger.warning(
+                "%s: the last line belongs to step %s, the checkpoint to step %d", self.path, last, resume_step
+            )
+        if resume_step is not None:
+            cut_steps(self.path, resume_step)
+        self.sync()
 
     def log(self, step: int, numbers: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
         """Add the line of the next train step. Numbers that are not finite become null; without `warnings` no key.
@@ -84,23 +72,18 @@ class Journal:
         A tracker that fails causes one warning and is retried later.
 
         Raises:
-            ValueError: the step is not the next one, or the journal is closed.
+            ValueError: the step is not the next one.
             RunStopped: the disk is full or fails; earlier lines are complete.
         """
-        if self._fd < 0 or "step" in numbers or step < 0 or (self.last_step is not None and step != self.last_step + 1):
+        if "step" in numbers or step < 0 or (self.last_step is not None and step != self.last_step + 1):
             raise ValueError(
-                f"Journal.log: expected the step after {self.last_step} in an open journal, got {step} with "
-                f"{len(numbers)} numbers. Log every step once, in order."
+                f"Journal.log: expected the step after {self.last_step}, got {step} with {len(numbers)} numbers. "
+                "Log every step once, in order."
             )
         last: dict[str, Any] = {"step": step, **finite(numbers)}
         if warnings:
             last["warnings"] = list(warnings)
-        try:
-            write_whole(self._fd, _line(last))
-            if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
-                self.sync()
-        except OSError as error:
-            raise self._stopped(error) from error
+        append_rows(self.path, [last])
         self.last_step, self._last = step, last
         if step % self._logging_steps == 0 or any(key.startswith("eval/") for key in numbers):
             self._trackers.log(step, numbers)
@@ -117,22 +100,14 @@ class Journal:
             RunStopped: the disk is full or fails; the old line is complete.
         """
         last = self._last | finite(numbers)
-        temporary = self.path.with_name(f".{METRICS}.tmp")
-        try:
+        with stopping(self.path), replaced(self.path) as temporary, temporary.open("wb") as file:
             lines = self.path.read_bytes().splitlines(keepends=True)  # JSON has no other ends of lines
             if lines and json.loads(lines[-1])["step"] == last["step"]:  # it may have none: lines were lost
                 del lines[-1]
-            with temporary.open("wb") as file:
-                file.writelines([*lines, _line(last)])
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-            os.close(self._fd)
-            self._fd, self._last = os.open(self.path, os.O_WRONLY | os.O_APPEND), last
-            sync_directory(self.path.parent)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise self._stopped(error) from error
+            file.writelines([*lines, line_of(last)])
+            file.flush()
+            os.fsync(file.fileno())
+        self._last = last
         self._trackers.log(last["step"], numbers)
 
     def sync(self) -> None:
@@ -141,36 +116,19 @@ class Journal:
         Raises:
             RunStopped: the disk fails.
         """
-        self._synced_s = time.monotonic()
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            raise self._stopped(error) from error
-
-    def _stopped(self, error: OSError) -> RunStopped:
-        return RunStopped(
-            f"{self.path}: expected to write a line, got {error}. Earlier lines are kept. Make room, then resume with "
-            "--resume."
-        )
+        with stopping(self.path), self.path.open("ab") as file:
+            os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Sync the file and close the trackers; further calls do nothing.
+        """Sync the file and close the trackers.
 
         Raises:
             RunStopped: the disk fails.
         """
-        if self._fd < 0:
-            return
         try:
             self.sync()
         finally:
-            os.close(self._fd)
-            self._fd = -1
             self._trackers.close()
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
@@ -180,30 +138,18 @@ def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
     return plain | dict.fromkeys(infinite)
 
 
-def _rows(path: Path, content: bytes) -> list[dict[str, Any]]:
-    """Return the lines of a journal, without an incomplete last one."""
-    rows: list[dict[str, Any]] = []
-    *lines, _ = content.split(b"\n")  # not splitlines: damaged bytes may contain other line ends
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        step = row.get("step") if isinstance(row, dict) else None
-        if not isinstance(step, int) or (rows and step <= rows[-1]["step"]):
-            raise DataError(
-                f"{path}: expected the numbers of a train step in line {number}, got {line[:60]!r}. "
-                "Fix or remove the line."
-            )
-        rows.append(row)
-    return rows
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`, without an incomplete last one; empty if the file is missing.
 
     Raises:
         DataError: a line is damaged, or repeats a step.
     """
-    path = Path(folder) / METRICS
-    return _rows(path, path.read_bytes()) if path.exists() else []
+    path, rows = Path(folder) / METRICS, list[dict[str, Any]]()
+    for number, line, row in rows_of(path):
+        if row is None or (rows and row["step"] <= rows[-1]["step"]):
+            raise DataError(
+                f"{path}: expected the numbers of a train step in line {number}, got {line[:60]!r}. "
+                "Fix or remove the line."
+            )
+        rows.append(row)
+    return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from agentenv._util.plurals import counted
 from agentenv._util.terminal import wide_console
-from agentenv.runs.display.progress import clock
+from agentenv.runs.display.progress import clock, write_event
 from agentenv.runs.display.report import FailureKinds, final_table, weakness
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
@@ -87,7 +86,7 @@ class TrainScreen:
     def launch(self, facts: Mapping[str, str], flags: Mapping[str, Any]) -> None:
         """Show what is about to run: `facts` on the screen, with all `flags` in JSON."""
         if self._json is not None:
-            self._event("launch", {**facts, "config": flags})
+            write_event(self._json, "launch", {**facts, "config": flags})
             return
         for name, value in facts.items():
             self.note(f"{name:9} {value}")
@@ -111,7 +110,7 @@ class TrainScreen:
         self._num_ended = self._num_failed = self._num_scores = 0
         self._scores = 0.0
         if self._json is not None:
-            self._event("step", {"step": step, **finite(numbers)})
+            write_event(self._json, "step", {"step": step, **finite(numbers)})
             return
         seconds, num, left = self._ends_s[-1] - self._ends_s[0], len(self._ends_s) - 1, self._num_steps - step
         eta = f"ETA {clock(left * seconds / num)}" if left > 0 and num else ""
@@ -121,7 +120,7 @@ class TrainScreen:
         """Show a warning about a train step, with the command that shows its episodes."""
         show = f"agentenv show {shlex.quote(str(folder))} {warning.show}"
         if self._json is not None:
-            self._event("warning", {"step": step, "name": warning.name, "text": warning.text, "show": show})
+            write_event(self._json, "warning", {"step": step, "name": warning.name, "text": warning.text, "show": show})
             return
         self.note(f"warning: step {step}: {warning.text}. Episodes: {show}")
 
@@ -140,14 +139,9 @@ class TrainScreen:
         """Stop, and show a table with the results from metrics.jsonl and a row for each other fact."""
         self.stop()
         if self._json is not None:
-            self._event("done", facts)
+            write_event(self._json, "done", facts)
         elif self.mode != "none":
             self.console.print(final_table({**results(rows), **facts}.items()))
-
-    def _event(self, name: str, facts: Mapping[str, Any]) -> None:
-        assert self._json is not None
-        self._json.write(json.dumps({"event": name, **facts}) + "\n")
-        self._json.flush()
 
     def _head(self, step: int) -> str:
         return f"step {step:>{len(str(self._num_steps))}}/{self._num_steps}"

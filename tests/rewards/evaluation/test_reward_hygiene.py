@@ -13,7 +13,7 @@ from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.rewards.hygiene import Pairs, num_marks, repeated
 from agentenv.runs.display.report import final_table, result_rows
 from agentenv.runs.metrics import Summary, Tally, aggregate, summarize
-from agentenv.training.evaluation import measure, numbers_of
+from agentenv.training.evaluation import numbers_of
 
 
 def near(value):
@@ -30,8 +30,7 @@ def episode(task, sample, reward, tokens=1, **values):
 
 
 def of(*summaries, num_samples=4):
-    tasks = {summary.group_id for summary in summaries}
-    return aggregate(summaries, num_tasks=len(tasks), num_samples=num_samples, wall_s=1.0)
+    return aggregate(summaries, num_samples=num_samples)
 
 
 def hygiene(*summaries):
@@ -183,7 +182,7 @@ def test_the_final_table_says_what_rewards_go_by_where_that_is_known():
 
 
 def test_a_train_step_logs_them():
-    numbers = numbers_of(measure([episode("a", index, float(index), index) for index in range(3)], num_samples=3))
+    numbers = numbers_of(aggregate([episode("a", index, float(index), index) for index in range(3)], num_samples=3))
     assert numbers["reward/length_correlation_in_group"] == near(1.0)
     assert numbers["reward/std_in_group"] == pytest.approx(math.sqrt(2 / 3))
     assert numbers["reward/zero_spread_share"] == 0.0
