@@ -57,7 +57,7 @@ def loop_with(server, budgets=(64, 64), **options):
     config = SimpleNamespace(data={"seed": 1}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     return EnvAgentLoop(
         trainer_config=SimpleNamespace(config=config), server_manager=server, tokenizer=server.tokenizer,
-        env=f"{__file__}:GuessLabel", name="agentenv", processor=None, **options,
+        env=f"{__file__}:GuessLabel", name="agentenv", processor=None, hf_model_type="qwen2", tools=object(), **options,
     )  # fmt: skip
 
 
@@ -129,6 +129,13 @@ async def test_the_v0_trainer_refuses_several_segments(run, monkeypatch):
 def test_max_length_is_verls_to_set():
     with pytest.raises(ConfigError, match=r"EnvAgentLoop.limits: expected no max_length"):
         loop_with(Server(), limits={"max_length": 3})
+
+
+@pytest.mark.parametrize("entry", [{"max_token": 5}, {"limit": {"max_turns": 2}}, {"max_turns": 2}, {"env_kwarg": {}}])
+def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
+    known = "env, env_kwargs, limits, max_tokens, chat_options"
+    with pytest.raises(ConfigError, match=f"^EnvAgentLoop: expected keys among {known}, got {next(iter(entry))!r}"):
+        loop_with(Server(), **entry)
 
 
 def test_a_row_of_the_dataset_is_the_whole_task_again():

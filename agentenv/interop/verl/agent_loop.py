@@ -46,6 +46,10 @@ from agentenv.interop.hosted import (
 from agentenv.interop.verl.records import to_records
 
 _WHERE = "EnvAgentLoop"
+_KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")
+"""Keys of an entry, besides `name` and hydra's own."""
+_OF_VERL = frozenset(("name", "processor", "hf_model_type"))
+"""Further arguments whose values a YAML file may hold, too. verl's others are objects."""
 
 
 def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
@@ -151,6 +155,9 @@ class EnvAgentLoop:
         max_tokens: maximum number of new tokens of one action; None: the room that is left.
         chat_options: fields of `ChatOptions`; `data.apply_chat_template_kwargs` goes to `chat_template_kwargs`.
         others: what verl passes besides, which is not used.
+
+    Raises:
+        ConfigError: the entry has an unknown key, or a value that its key does not take.
     """
 
     def __init__(
@@ -165,6 +172,9 @@ class EnvAgentLoop:
         chat_options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
+        for key, value in others.items():
+            if key not in _OF_VERL and isinstance(plain(value), str | float | int | list | dict | None):
+                raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.")
         config = trainer_config.config
         self._seed, rollout = config.data.get("seed"), config.actor_rollout_ref.rollout
         self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
