@@ -220,7 +220,7 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
         label = row
         for name in [label_key] if label_key in row else label_key.split("."):  # `column.key` inside a column: verl
             if not isinstance(label, Mapping) or name not in label:
-                advice = "Set --label_key to one of them, or to '' where the environment needs no label."
+                advice = "Rename its column, or set --label_key. An environment without labels has needs_label = False."
                 raise DataError(_lacks(where, row, label_key, advice))
             label = label[name]
     if not _is_finite(label):

@@ -26,7 +26,7 @@ from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, InfraError, MissingDependency
 
@@ -268,16 +268,25 @@ def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> A
     return Dataset.from_list(rows)
 
 
-def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str) -> Task:
+def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str, source: EpisodeSource) -> Task:
     """Return the task of a row: the one that `task_dataset` wrote, or one of the trainer's own columns.
 
     Args:
         prompt: the row's messages.
         columns: its other columns; `reward_model` or `reward_spec` has the label, `extra_info` the metadata.
         task_id: the id of a row that `task_dataset` did not write.
+        source: what plays the task.
+
+    Raises:
+        DataError: the row has no label, and the environment needs one.
     """
     extra_info = dict(columns.get("extra_info") or {})
     if _TASK in extra_info:
         return Task(**{**json.loads(extra_info[_TASK]), "images": ()})
-    label = (columns.get("reward_model") or columns.get("reward_spec") or {}).get("ground_truth")
-    return Task(list(prompt), label=label, task_id=task_id, metadata=extra_info)
+    graded = columns.get("reward_model") or columns.get("reward_spec") or {}
+    if "ground_truth" not in graded and needs_label(source):
+        raise DataError(
+            f"row {task_id}: expected a label in reward_model.ground_truth, got the columns {', '.join(columns)}. "
+            "Write rows with `dataset`, or set needs_label = False where the environment needs no label."
+        )
+    return Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)

@@ -21,7 +21,7 @@ from agentenv.core.types import Completion, Limits, StopReason, Task
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey
-from agentenv.episode.source import EnvSource
+from agentenv.episode.source import EnvSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
 from agentenv.interop.hosted import stepped_source
@@ -156,10 +156,10 @@ class EnvDatasetBuilder:
 
         Raises:
             ConfigError: the environment has a loop that calls an endpoint, or there is not one whole batch.
-            DataError: a row is not a task.
+            DataError: a row is not a task, or has no label that the environment needs.
         """
-        self.source()
-        tasks = read_tasks(self.data, builtin=builtin_datasets(self.data), needs_label=False)
+        is_needed = needs_label(self.source())
+        tasks = read_tasks(self.data, builtin=builtin_datasets(self.data), needs_label=is_needed)
         random.Random(self.seed).shuffle(tasks)
         if not 1 <= self.batch_size <= len(tasks):
             raise ConfigError(

@@ -24,6 +24,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import needs_label
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.interop._records import columns, facts, records, required_logprobs
 from agentenv.interop.hosted import (
@@ -73,8 +74,8 @@ def reward(
     return list(reward)
 
 
-def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[str, Task]:
-    return {task.task_id: in_messages(task) for task in read_tasks(rows, needs_label=False)}
+def _tasks(rows: Sequence[Mapping[str, Any] | Task], needs_label: bool = False) -> dict[str, Task]:
+    return {task.task_id: in_messages(task) for task in read_tasks(rows, needs_label=needs_label)}
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class EnvRollout:
     @cached_property
     def tasks(self) -> dict[str, Task]:
         """The tasks, by id."""
-        return _tasks(self.rows)
+        return _tasks(self.rows, needs_label(self.source))
 
     @cached_property
     def source(self) -> Any:

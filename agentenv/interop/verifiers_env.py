@@ -23,6 +23,7 @@ from agentenv.engines.chat.engine import KEEPALIVE_S, ChatEngine
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import needs_label
 from agentenv.errors import ConfigError, ContractError, EngineError, PromptTooLong
 from agentenv.interop.guest import import_library
 from agentenv.interop.hosted import problem_of, stepped_source
@@ -100,10 +101,10 @@ def env_package(
 
         run = vf.SingleAgentEnv.run
 
-    return _taskset(data, env_kwargs or {}), _harness(env), EnvOfOne
+    return _taskset(env, data, env_kwargs or {}), _harness(env), EnvOfOne
 
 
-def _taskset(own_data: str, own_kwargs: Mapping[str, Any]) -> type:
+def _taskset(env: str | type[Any], own_data: str, own_kwargs: Mapping[str, Any]) -> type:
     import verifiers.v1 as vf
     from pydantic import Field
 
@@ -143,7 +144,8 @@ def _taskset(own_data: str, own_kwargs: Mapping[str, Any]) -> type:
 
         def load(self) -> Iterable[EnvTask]:
             config = self.config
-            for task in read_tasks(config.data, builtin=builtin_datasets(config.data), needs_label=False):
+            is_needed = needs_label(_source(env, config.env_kwargs))
+            for task in read_tasks(config.data, builtin=builtin_datasets(config.data), needs_label=is_needed):
                 row = {"id": task.task_id, "prompt": task.prompt, "env_kwargs": config.env_kwargs}
                 row |= {"label": jsonable(task.label), "metadata": jsonable(task.metadata)}
                 seed = derive_seed(config.seed, task.task_id) if task.seed is None else task.seed

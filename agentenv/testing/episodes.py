@@ -24,7 +24,7 @@ from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
@@ -85,9 +85,8 @@ class Setup:
         elif self.data is None and not own:
             tasks = [Task([{"role": "user", "content": ""}])]
         else:
-            needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
             data, rows = (str(self.data), None) if isinstance(self.data, str | Path) else (None, self.data)
-            tasks = TaskSource(data).read(own, needs_label=needs_label, limit=limit, rows=rows)
+            tasks = TaskSource(data).read(own, needs_label=needs_label(source), limit=limit, rows=rows)
         tasks = [in_messages(task) for task in tasks] if self.as_messages else tasks
         if isinstance(self.env, str) and (found := load_func_agent(self.env)) is not None:
             tasks = [found[0].as_given(task, self.chat()) for task in tasks]

@@ -83,6 +83,11 @@ def test_a_dataset_carries_each_tasks_id_in_its_last_message():
     assert rows[0]["prompt"][-1]["content"] == "one"
 
 
+def test_rows_without_the_label_that_the_environment_needs_are_refused():
+    with pytest.raises(DataError, match="row 1: expected key 'label'"):
+        len(EnvRollout(Guess, [{"prompt": "q", "answer": "1"}]).tasks)
+
+
 def test_rows_come_in_the_order_of_the_prompts_with_the_reward_of_each(roll):
     prompts = [dataset(ROWS)[i]["prompt"] for i in (1, 1, 0)]
     out = roll(["2"], prompts)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentenv.core.types import Task
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
@@ -23,6 +24,12 @@ class GuessLabel(Guess):
 
     def __init__(self, words=()):
         self.words = words
+
+
+class GuessNothing(Guess):
+    """Has rows without a label."""
+
+    needs_label = False
 
 
 class Server:
@@ -52,12 +59,12 @@ def run(monkeypatch):
     return one
 
 
-def loop_with(server, budgets=(64, 64), **options):
+def loop_with(server, budgets=(64, 64), env="GuessLabel", **options):
     rollout = SimpleNamespace(prompt_length=budgets[0], response_length=budgets[1])
     config = SimpleNamespace(data={"seed": 1}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     return EnvAgentLoop(
         trainer_config=SimpleNamespace(config=config), server_manager=server, tokenizer=server.tokenizer,
-        env=f"{__file__}:GuessLabel", name="agentenv", processor=None, hf_model_type="qwen2", tools=object(), **options,
+        env=f"{__file__}:{env}", name="agentenv", processor=None, hf_model_type="qwen2", tools=object(), **options,
     )  # fmt: skip
 
 
@@ -73,6 +80,13 @@ async def test_an_output_has_the_tokens_the_reward_and_the_facts_of_the_episode(
     assert (made.extra_fields["min_global_steps"], made.extra_fields["max_global_steps"]) == (3, 3)
     assert {value for value, chosen in zip(made.response_logprobs, made.response_mask, strict=True) if chosen} == {-0.5}
     assert 0 in made.response_mask
+
+
+async def test_a_row_of_verls_columns_without_a_label_is_refused_where_one_is_needed(run):
+    row = {"raw_prompt": ROW["raw_prompt"], "label": "1", "uid": "u"}
+    with pytest.raises(DataError, match=r"^row u: expected a label in reward_model.ground_truth, got .*, label, uid\."):
+        await run(Server("1"), row)
+    assert (await run(Server("1"), row, env="GuessNothing")).reward_score == 0.0
 
 
 async def test_one_session_asks_with_verls_parameters_and_its_priority(run):
@@ -143,7 +157,7 @@ def test_a_row_of_the_dataset_is_the_whole_task_again():
     rows = list(dataset([Task("one", label, "a", metadata=metadata, seed=4), Task("two", task_id="b")]))
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
     assert json.loads(rows[0]["reward_model"]["ground_truth"]) == label
-    back = task_of([], rows[0], "u")
+    back = task_of([], rows[0], "u", EnvSource(Guess))
     assert back == Task([{"role": "user", "content": "one"}], label, "a", metadata=metadata, seed=4)
 
 

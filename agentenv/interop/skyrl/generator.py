@@ -169,7 +169,8 @@ class EnvGenerator:
         ids, params = input_batch["trajectory_ids"], dict(input_batch["sampling_params"])
         rows = zip(input_batch["prompts"], input_batch["env_extras"], ids, strict=True)
         planned = [
-            PlannedEpisode(task_of(prompt, row, each.instance_id), each.repetition_id) for prompt, row, each in rows
+            PlannedEpisode(task_of(prompt, row, each.instance_id, self.source), each.repetition_id)
+            for prompt, row, each in rows
         ]
         limits = replace(
             self.limits,

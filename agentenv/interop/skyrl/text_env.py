@@ -58,7 +58,7 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
             ConfigError: the environment has tools or settings of sampling, which SkyRL's generator does not read.
         """
         limits = Limits(max_length=_MAX_CHARS, max_turns=self._extras["max_turns"])
-        self._episode = text_episode(self._source, task_of(prompt, self._extras, "task"), limits)
+        self._episode = text_episode(self._source, task_of(prompt, self._extras, "task", self._source), limits)
         messages = run_sync(self._episode.begin())
         self._check()
         return as_messages(messages), {}

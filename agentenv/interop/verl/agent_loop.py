@@ -208,7 +208,7 @@ class EnvAgentLoop:
         )
         chat = chat_of(self._tokenizer, self._options)
         setup = EpisodeSetup(engine, chat, SamplingParams(max_tokens=self._max_tokens, seed=self._seed), self._limits)
-        task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")))
+        task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")), self._source)
         # v1 numbers the siblings, v0 all rows of a step.
         planned = PlannedEpisode(task, int(row.get("session_id", row.get("priority", 0))))
         (trajectory,) = await run_planned(self._source, setup, [planned])
