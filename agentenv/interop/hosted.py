@@ -79,7 +79,8 @@ class FailureCount:
         self.num_failed += 1
         message = f"{self.where}: expected an episode to train on, got one that failed: {problem.rstrip('.')}."
         if self.in_a_row >= max_in_a_row:
-            raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
+            count = f" Failures in a row: {self.in_a_row}." if max_in_a_row > 1 else ""
+            raise InfraError(f"{message}{count} Fix the cause.")
         logger.warning("%s %s", message, result)
 
 
