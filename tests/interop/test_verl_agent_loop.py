@@ -132,6 +132,13 @@ async def test_the_v1_trainer_gets_a_list_and_its_siblings_their_own_names(run):
     assert [[each.extra_fields["episode_id"] for each in outputs] for outputs in made] == [["u/0"], ["u/1"]]
 
 
+async def test_rows_of_a_worker_of_v0_have_their_own_names_with_and_without_verls_priority(run):
+    made = [await run(Server("1"), {**ROW, **more}) for more in ({}, {}, {"priority": 5})]
+    first, second, third = (each.extra_fields["episode_id"] for each in made)
+    assert first != second
+    assert third == "u/5"
+
+
 async def test_the_v0_trainer_refuses_several_segments(run, monkeypatch):
     original = agent_loop.to_records
     monkeypatch.setattr(agent_loop, "to_records", lambda trajectory: original(trajectory) + original(trajectory))

@@ -16,6 +16,7 @@ no file: our plugin registers it as `agentenv/NAME`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,8 @@ _KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")
 """Keys of an entry, besides `name` and hydra's own."""
 _OF_VERL = frozenset(("name", "processor", "hf_model_type"))
 """Further arguments whose values a YAML file may hold, too. verl's others are objects."""
+_ROWS = itertools.count()
+"""Numbers of the rows that verl does not number."""
 
 
 def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
@@ -209,8 +212,9 @@ class EnvAgentLoop:
         chat = chat_of(self._tokenizer, self._options)
         setup = EpisodeSetup(engine, chat, SamplingParams(max_tokens=self._max_tokens, seed=self._seed), self._limits)
         task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")), self._source)
-        # v1 numbers the siblings, v0 all rows of a step.
-        planned = PlannedEpisode(task, int(row.get("session_id", row.get("priority", 0))))
+        # v1 numbers the siblings, v0's manager all rows of a step; a worker without a manager none.
+        number = row.get("session_id", row.get("priority"))
+        planned = PlannedEpisode(task, next(_ROWS) if number is None else int(number))
         (trajectory,) = await run_planned(self._source, setup, [planned])
         FailureCount(_WHERE).add(problem_of(trajectory))
         outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]
