@@ -152,6 +152,21 @@ def test_max_length_is_verls_to_set():
         loop_with(Server(), limits={"max_length": 3})
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"limits": {"max_turns": "3"}}, r"limits: .*Limits\.max_turns: expected an integer >= 1, got '3'\. Change"),
+        ({"limits": {"max_turn": 3}}, r"limits: expected options among .*max_turns.*got 'max_turn'\. Did you mean"),
+        ({"limits": 3}, r"limits: expected Limits\(…\), or an object with some of its fields, got 3"),
+        ({"chat_options": {"history": "x"}}, r"chat_options: .*ChatOptions\.history: expected one of keep, rerender"),
+        ({"max_tokens": 0}, r"max_tokens: expected None or an integer >= 1, got 0"),
+    ],
+)
+def test_a_value_that_its_key_does_not_take_is_refused_by_its_field(entry, message):
+    with pytest.raises(ValueError, match=message):
+        loop_with(Server(), **entry)
+
+
 @pytest.mark.parametrize("entry", [{"max_token": 5}, {"limit": {"max_turns": 2}}, {"max_turns": 2}, {"env_kwarg": {}}])
 def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
     known = "env, env_kwargs, limits, max_tokens, chat_options"

@@ -45,6 +45,7 @@ from agentenv.interop.hosted import (
     task_of,
 )
 from agentenv.interop.verl.records import to_records
+from agentenv.rewards.loading import settings_from
 
 _WHERE = "EnvAgentLoop"
 _KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")
@@ -179,19 +180,21 @@ class EnvAgentLoop:
             if key not in _OF_VERL and isinstance(plain(value), str | float | int | list | dict | None):
                 raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.")
         config = trainer_config.config
-        self._seed, rollout = config.data.get("seed"), config.actor_rollout_ref.rollout
+        rollout = config.actor_rollout_ref.rollout
         self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
-        self._server, self._tokenizer, self._max_tokens = server_manager, tokenizer, max_tokens
+        self._server, self._tokenizer = server_manager, tokenizer
+        self._sampling = SamplingParams(max_tokens=max_tokens, seed=config.data.get("seed"))
         self._source = _source(env, json.dumps(plain(env_kwargs) or {}, sort_keys=True))
-        given = plain(limits) or {}
-        if "max_length" in given:
+        given = plain(limits)
+        if isinstance(given, dict) and "max_length" in given:
             raise ConfigError(
                 f"{_WHERE}.limits: expected no max_length, got {given['max_length']!r}. Set verl's "
                 "rollout.prompt_length and rollout.response_length."
             )
-        self._limits = Limits(max_length=self._max_prompt + self._max_response, **given)
-        template = plain(config.data.get("apply_chat_template_kwargs")) or {}
-        self._options = ChatOptions(**{"chat_template_kwargs": template, **(plain(chat_options) or {})})
+        usual = Limits(max_length=self._max_prompt + self._max_response)
+        self._limits = settings_from(f"{_WHERE}.limits", given, usual)
+        template = ChatOptions(chat_template_kwargs=plain(config.data.get("apply_chat_template_kwargs")) or {})
+        self._options = settings_from(f"{_WHERE}.chat_options", plain(chat_options), template)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Run one episode and return its AgentLoopOutput; in verl's v1 trainer a list, one for each segment.
@@ -210,7 +213,7 @@ class EnvAgentLoop:
             more={"priority": int(row["priority"])} if "priority" in row else {},
         )
         chat = chat_of(self._tokenizer, self._options)
-        setup = EpisodeSetup(engine, chat, SamplingParams(max_tokens=self._max_tokens, seed=self._seed), self._limits)
+        setup = EpisodeSetup(engine, chat, self._sampling, self._limits)
         task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")), self._source)
         # v1 numbers the siblings, v0's manager all rows of a step; a worker without a manager none.
         number = row.get("session_id", row.get("priority"))
