@@ -32,6 +32,7 @@ from agentenv.interop.hosted import (
     GenerationRequest,
     chat_of,
     dataset_of,
+    limits_of,
     problem_of,
     prompt_texts,
     run_planned,
@@ -91,7 +92,7 @@ class EnvRollout:
 
         trainer = GRPOTrainer(
             model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=dataset(rows),
-            rollout_func=EnvRollout("math_retry", rows, limits=Limits(max_length=512, max_turns=2)),
+            rollout_func=EnvRollout("math_retry", rows, limits={"max_length": 512}),
         )
     """
 
@@ -101,8 +102,9 @@ class EnvRollout:
     """The rows that `dataset` got."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
-    limits: Limits = field(default_factory=Limits)
-    """Budgets of each episode. `max_length` counts the prompt, too; TRL's `max_completion_length` is not used."""
+    limits: Limits | Mapping[str, Any] | None = None
+    """Budgets of each episode: all of `Limits`, or fields by name, and of what is not named the class's `max_turns` and
+    `max_length`. `max_length` counts the prompt, too; TRL's `max_completion_length` is not used."""
     max_tokens: int | None = None
     """Maximum number of new tokens of one action; None: limited only by the room in `max_length`."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
@@ -137,6 +139,11 @@ class EnvRollout:
         """The source of episodes."""
         return env_source(self.env, self.env_kwargs)
 
+    @cached_property
+    def episode_limits(self) -> Limits:
+        """The budgets of each episode."""
+        return limits_of(self.limits, self.source.cls, "EnvRollout.limits")
+
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Run the episodes and return TRL's columns, in the order of the prompts.
 
@@ -164,7 +171,7 @@ class EnvRollout:
         async def run() -> list[Trajectory]:
             chat = chat_of(_tokenizer(trainer), self.chat_options)
             async with _engine(trainer) as engine:
-                setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.limits)
+                setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.episode_limits)
                 return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
 
         trajectories = run_sync(run()) if is_loop_running() else asyncio.run(run())  # it runs in a notebook

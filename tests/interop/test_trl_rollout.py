@@ -35,6 +35,13 @@ class Guess(AgentInstance):
         return StepResult(reward=float(states["action_text"] == self.label), terminated=True)
 
 
+class Short(Guess):
+    """Needs one turn, and few tokens."""
+
+    max_turns = 1
+    max_length = 80
+
+
 class Tokenizer(CharTokenizer):
     pad_token_id = None
     name_or_path = ""
@@ -147,6 +154,13 @@ def test_mask_truncated_completions_keeps_an_episode_that_ends_without_an_eos(ro
     assert [ids[-1] for ids in out["completion_ids"]] == [tokenizer.eos_token_id] * 2
     assert ([mask[-2:] for mask in out["env_mask"]], out["logprobs"]) == ([[1, 0]] * 2, [[-0.5, 0.0]] * 2)
     assert roll([cut])["env_mask"] == [[1], [1]]
+
+
+def test_limits_that_are_not_named_are_those_of_the_class(roll):
+    for limits, turns in ((None, 1), ({"max_length": 200}, 1), ({"max_turns": 2}, 2), (Limits(max_turns=2), 2)):
+        assert {len(each) for each in roll(["half"], env=Short, limits=limits)["turn_scores"]} == {turns}
+    (cut, _) = roll(["x" * 100], env=Short, limits=None)["completion_ids"]
+    assert len(cut) < 80
 
 
 def test_every_row_has_the_same_columns_whatever_happened(roll):

@@ -120,6 +120,8 @@ def test_the_script_of_the_page_trains(tmp_path):
     write_rows(tmp_path / "tasks.jsonl", [{"prompt": f"What is {n} + 1?", "label": str(n + 1)} for n in range(8)])
     small = "num_generations=4, per_device_train_batch_size=4, max_steps=1, report_to='none', use_cpu=True, bf16=False"
     script = page_block("trl.md", "trainer.train()").replace("Qwen/Qwen2.5-0.5B-Instruct", MODEL)
-    script = script.replace("num_generations=8, max_steps=100", small).replace("max_length=1024", "max_length=256")
+    script = script.replace("num_generations=8, max_steps=100", small).replace(
+        '"max_length": 1024', '"max_length": 256'
+    )
     (tmp_path / "train.py").write_text(script.replace("max_tokens=256", "max_tokens=64"))
     assert "'reward':" in python("trl", tmp_path / "train.py", cwd=tmp_path)
