@@ -8,6 +8,7 @@ task's id, which `dataset` puts there.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -86,7 +87,10 @@ class EnvRollout:
     in this process or as a server. Sampling follows them, too, except for `max_tokens`.
 
     A failed episode is a row with one masked token and the reward None: TRL leaves it out of the group's baseline, and
-    its advantage is 0. Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
+    its advantage is 0, unless another reward function has a value for it. Such a function has the parameter `failed`,
+    and returns None where that is True.
+
+    Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
 
     Example::
 
@@ -148,11 +152,18 @@ class EnvRollout:
         """Run the episodes and return TRL's columns, in the order of the prompts.
 
         Raises:
-            ConfigError: the trainer has an argument that this function cannot follow.
+            ConfigError: the trainer has an argument that this function cannot follow, or has a reward function
+                that has no parameter `failed`.
             ContractError: an episode has several segments.
             DataError: a prompt has no known task id, or the engine returned no log-probability for an action.
             InfraError: `max_failed_in_a_row` episodes failed.
         """
+        for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+            if function is not reward and "failed" not in inspect.signature(function).parameters:
+                raise ConfigError(
+                    f"EnvRollout: expected reward functions with the parameter failed, got {name!r}. Return None where "
+                    "it is True: TRL leaves out only rows for which no function has a value."
+                )
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)
         planned = []

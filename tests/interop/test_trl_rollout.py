@@ -58,7 +58,7 @@ def trainer_with(**args):
     return SimpleNamespace(
         args=SimpleNamespace(**{**known, **args}), processing_class=tokenizer, eos_token_ids=[tokenizer.eos_token_id],
         accelerator=SimpleNamespace(process_index=0), model=SimpleNamespace(training=True),
-        state=SimpleNamespace(global_step=0),
+        state=SimpleNamespace(global_step=0), reward_funcs=[reward], reward_func_names=["reward"],
     )  # fmt: skip
 
 
@@ -119,6 +119,21 @@ def test_a_failed_episode_is_a_masked_token_without_a_reward(roll):
     told = []
     assert reward([None] * 2, log_metric=lambda *said: told.append(said), **out) == [None, 1.0]
     assert told == [("failed", 0.5)]
+
+
+def test_a_reward_function_that_would_be_all_that_a_failed_row_has_is_refused(roll):
+    def brevity(completions, **columns):
+        return [-1.0] * len(completions)
+
+    def careful(completions, failed, **columns):
+        return [None if lost else -1.0 for lost in failed]
+
+    trainer = trainer_with()
+    trainer.reward_funcs, trainer.reward_func_names = [reward, careful], ["reward", "careful"]
+    assert roll(["1"], trainer=trainer)["reward"] == [1.0, 0.0]
+    trainer.reward_funcs[1], trainer.reward_func_names[1] = brevity, "brevity"
+    with pytest.raises(ConfigError, match="with the parameter failed, got 'brevity'"):
+        roll(["1"], trainer=trainer)
 
 
 def test_an_episode_that_fails_before_its_first_token_has_a_row_too(roll):
