@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
+from zlib import crc32
 
 from agentenv._util.loop_thread import is_loop_running, run_sync
 from agentenv.chat.chat import ChatOptions
@@ -56,8 +58,8 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task.
     """
-    prompts = [[message | {"task_id": name} for message in prompt_texts(task)] for name, task in _tasks(rows).items()]
-    return dataset_of([{"prompt": prompt} for prompt in prompts], _WHERE, "trl")
+    named = [({"task_id": name, "task_crc": crc}, task) for (name, crc), task in _tasks(rows).items()]
+    return dataset_of([{"prompt": [each | key for each in prompt_texts(task)]} for key, task in named], _WHERE, "trl")
 
 
 def reward(
@@ -75,8 +77,14 @@ def reward(
     return list(reward)
 
 
-def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[str, Task]:
-    return {task.task_id: in_messages(task) for task in read_tasks(rows, needs_label=False)}
+def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[tuple[str, str], Task]:
+    """Return the tasks by id and checksum: the rows of another file have other contents under the same numbers."""
+    tasks = {}
+    for task in read_tasks(rows, needs_label=False):
+        facts = [task.prompt, task.label, task.seed, dict(task.metadata)]
+        text = json.dumps(facts, default=lambda value: type(value).__name__, skipkeys=True)
+        tasks[task.task_id, f"{crc32(text.encode()):08x}"] = in_messages(task)
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class EnvRollout:
     env: str | type[Any]
     """An installed environment's name, `module:Attr`, `FILE.py:Attr`, or the class."""
     rows: Sequence[Mapping[str, Any] | Task]
-    """The rows that `dataset` got."""
+    """The rows that `dataset` got; those of an evaluation set, too. Each has its own id (column `task_id` or `id`)."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     limits: Limits | Mapping[str, Any] | None = None
@@ -134,8 +142,8 @@ class EnvRollout:
             )
 
     @cached_property
-    def tasks(self) -> dict[str, Task]:
-        """The tasks, by id."""
+    def tasks(self) -> dict[tuple[str, str], Task]:
+        """The tasks, by id and checksum."""
         return _tasks(self.rows)
 
     @cached_property
@@ -169,13 +177,14 @@ class EnvRollout:
         planned = []
         for number, prompt in enumerate(prompts, first):
             last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
-            task_id = last.get("task_id") if isinstance(last, Mapping) else None
-            if task_id not in self.tasks:
+            task = self.tasks.get((last.get("task_id"), last.get("task_crc"))) if isinstance(last, Mapping) else None
+            if task is None:
                 raise DataError(
-                    f"EnvRollout: expected the id of a task in the prompt's last message, got {task_id!r}. "
-                    "Pass agentenv.interop.trl.dataset(rows) as the trainer's dataset, with the rows of EnvRollout."
+                    f"EnvRollout: expected the id of a task in the prompt's last message, got {last!r:.200}. Pass "
+                    "agentenv.interop.trl.dataset(rows) as the trainer's dataset, with rows of EnvRollout, which "
+                    "has those of an evaluation set, too: give each row its own `id`."
                 )
-            planned.append(PlannedEpisode(self.tasks[task_id], number))
+            planned.append(PlannedEpisode(task, number))
         mode = "train" if trainer.model.training else "eval"
         seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
 

@@ -66,7 +66,7 @@ def trainer_with(**args):
 def roll(monkeypatch):
     """Runs prompts of the two rows against a script."""
 
-    def run(script, prompts=None, trainer=None, engine=None, env=Guess, **options):
+    def run(script, prompts=None, trainer=None, engine=None, env=Guess, rows=ROWS, **options):
         trainer = trainer or trainer_with()
 
         @asynccontextmanager
@@ -75,7 +75,7 @@ def roll(monkeypatch):
 
         monkeypatch.setattr(rollout, "_engine", scripted)
         options = {"limits": Limits(max_turns=2), **options}
-        made = EnvRollout(env, ROWS, **options)
+        made = EnvRollout(env, rows, **options)
         return made(prompts or [row["prompt"] for row in dataset(ROWS)], trainer)
 
     return run
@@ -207,6 +207,14 @@ def test_a_prompt_without_a_known_id_is_refused(roll):
     for prompt in ("one", [{"role": "user", "content": "one"}], [{"role": "user", "content": "x", "task_id": "7"}]):
         with pytest.raises(DataError, match=r"expected the id of a task.*agentenv\.interop\.trl\.dataset"):
             roll(["1"], [prompt])
+
+
+def test_a_row_of_another_data_set_is_refused_although_it_has_the_same_number(roll):
+    for other in ({"prompt": "one, too", "label": "1"}, {"prompt": "one", "label": "3"}, {**ROWS[0], "seed": 4}):
+        with pytest.raises(DataError, match=r"expected the id of a task.*'000000'.*evaluation set"):
+            roll(["1"], [dataset([other])[0]["prompt"]])
+    named = {"prompt": "other", "label": "1", "id": "eval-0"}
+    assert roll(["1"], [dataset([named])[0]["prompt"]], rows=[*ROWS, named])["reward"] == [1.0]
 
 
 def test_a_missing_log_probability_is_refused(roll):
