@@ -133,8 +133,11 @@ class EnvRollout:
         """Check the options.
 
         Raises:
-            ConfigError: the history is rendered again.
+            ConfigError: the history is rendered again, there is no such environment, or it does not take the arguments;
+                or `limits` is wrong.
+            DataError: a row is not a task.
         """
+        _ = self.tasks, self.episode_limits  # raise here, not in the first step
         if self.chat_options.history != "keep":
             raise ConfigError(
                 f"EnvRollout.chat_options: expected history='keep', got {self.chat_options.history!r}. Remove it: TRL "

@@ -235,6 +235,19 @@ def test_sampling_that_no_engine_follows_and_a_vllm_that_sleeps_or_is_split_are_
         roll(["1"], trainer=trainer_with(use_vllm=name.startswith("vllm"), **{name: value}))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"env": "no_such"}, "environment: expected"), ({"env_kwargs": {"typo": 1}}, "expected arguments of Guess"),
+        ({"rows": [{"label": "1"}]}, "prompt"), ({"limits": 3}, r"EnvRollout\.limits: expected Limits"),
+        ({"limits": {"max_turn": 2}}, r"EnvRollout\.limits: .*Did you mean 'max_turns'"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_the_first_step(wrong, error):
+    with pytest.raises((ConfigError, DataError), match=error):
+        EnvRollout(**{"env": Guess, "rows": ROWS, **wrong})
+
+
 def test_a_history_that_is_rendered_again_is_refused():
     with pytest.raises(ConfigError, match="history='keep'"):
         EnvRollout(Guess, ROWS, chat_options=ChatOptions(history="rerender"))
