@@ -235,7 +235,7 @@ class EnvRollout:
             "prompt_ids": row["prompt_ids"] or [tokenizer.eos_token_id],
             "completion_ids": completion,
             "env_mask": mask,
-            "truncated": trajectory.truncated,
+            "truncated": trajectory.truncated and problem is None,
             "failed": problem is not None,
         }
 

@@ -1,5 +1,6 @@
 """EnvRollout without TRL: a trainer's arguments and a scripted engine; tests/peers has TRL's own trainer."""
 
+import asyncio
 import math
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -119,6 +120,15 @@ def test_a_failed_episode_is_a_masked_token_without_a_reward(roll):
     told = []
     assert reward([None] * 2, log_metric=lambda *said: told.append(said), **out) == [None, 1.0]
     assert told == [("failed", 0.5)]
+
+
+def test_an_episode_that_a_slow_step_lost_has_failed_and_is_not_truncated(roll):
+    class Slow(Guess):
+        async def step(self, states):
+            await asyncio.sleep(60)
+
+    out = roll(["1"], env=Slow, limits={"step_timeout_s": 0.01})
+    assert (out["stop_reason"], out["failed"], out["truncated"]) == (["step_timeout"] * 2, [True] * 2, [False] * 2)
 
 
 def test_a_reward_function_that_would_be_all_that_a_failed_row_has_is_refused(roll):
