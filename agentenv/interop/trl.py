@@ -77,7 +77,7 @@ def reward(
     return list(reward)
 
 
-def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[tuple[str, str], Task]:
+def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[tuple[Any, Any], Task]:
     """Return the tasks by id and checksum: the rows of another file have other contents under the same numbers."""
     tasks = {}
     for task in read_tasks(rows, needs_label=False):
@@ -145,7 +145,7 @@ class EnvRollout:
             )
 
     @cached_property
-    def tasks(self) -> dict[tuple[str, str], Task]:
+    def tasks(self) -> dict[tuple[Any, Any], Task]:
         """The tasks, by id and checksum."""
         return _tasks(self.rows)
 
