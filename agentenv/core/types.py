@@ -150,6 +150,14 @@ class Limits:
         check_fields("Limits", checks)
 
 
+def own_limits(env: Any, **trainer: int) -> dict[str, int]:
+    """Return `max_length` and `max_turns` of an environment's class where it sets them; a smaller one of a trainer's
+    counts, and one that the class does not set.
+    """
+    own = {name: value for name in ("max_length", "max_turns") if (value := getattr(env, name, None)) is not None}
+    return own | {name: min(value, own.get(name, value)) for name, value in trainer.items()}
+
+
 def check_fields(where: str, checks: Sequence[tuple[str, Any, Callable[[Any], bool], str]]) -> None:
     """Raise ValueError for the first (field, value, holds, expected) whose value does not hold, or has a wrong type."""
     for name, value, holds, expected in checks:

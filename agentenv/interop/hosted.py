@@ -18,10 +18,11 @@ from typing import Any
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.arguments import construct
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task
+from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task, own_limits
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed
@@ -105,6 +106,19 @@ def stepped_source(env: str | type[Any], env_kwargs: Mapping[str, Any], where: s
     if isinstance(source, EnvSource):
         return source
     raise ConfigError(f"{where}: expected an environment with `step`, got {env!r}, which has a loop of calls. {advice}")
+
+
+def limits_of(given: Limits | Mapping[str, Any] | None, env: Any, where: str) -> Limits:
+    """Return a host's limits: all of `Limits`; or fields by name, and of what is not named the class's.
+
+    Raises:
+        ConfigError: a field is unknown or out of bounds; starts with `where`.
+    """
+    if isinstance(given, Limits):
+        return given
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"{where}: expected Limits, or its fields by name, got {given!r}.")
+    return construct(where, Limits, {**own_limits(env), **(given or {})})  # type: ignore[no-any-return]
 
 
 def text_episode(

@@ -1,6 +1,7 @@
 """EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
 from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.interop import test_trl_rollout as trl_rollout
 from tests.interop.protos import stand_in
 from tests.interop.test_trl_rollout import Guess
 
@@ -59,12 +61,12 @@ def run(monkeypatch):
     return one
 
 
-def loop_with(server, budgets=(64, 64), env="GuessLabel", **options):
+def loop_with(server, budgets=(64, 64), env=f"{__file__}:GuessLabel", **options):
     rollout = SimpleNamespace(prompt_length=budgets[0], response_length=budgets[1])
     config = SimpleNamespace(data={"seed": 1}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     return EnvAgentLoop(
         trainer_config=SimpleNamespace(config=config), server_manager=server, tokenizer=server.tokenizer,
-        env=f"{__file__}:{env}", name="agentenv", processor=None, hf_model_type="qwen2", tools=object(), **options,
+        env=env, name="agentenv", processor=None, hf_model_type="qwen2", tools=object(), **options,
     )  # fmt: skip
 
 
@@ -86,7 +88,7 @@ async def test_a_row_of_verls_columns_without_a_label_is_refused_where_one_is_ne
     row = {"raw_prompt": ROW["raw_prompt"], "label": "1", "uid": "u"}
     with pytest.raises(DataError, match=r"^row u: expected a label in reward_model.ground_truth, got .*, label, uid\."):
         await run(Server("1"), row)
-    assert (await run(Server("1"), row, env="GuessNothing")).reward_score == 0.0
+    assert (await run(Server("1"), row, env=f"{__file__}:GuessNothing")).reward_score == 0.0
 
 
 async def test_one_session_asks_with_verls_parameters_and_its_priority(run):
@@ -102,6 +104,19 @@ async def test_a_response_never_outgrows_verls_budget_whatever_the_prompt_leaves
     assert len(made.response_ids) <= 12
     assert made.extra_fields["reward_extra_info"]["truncated"] == 1.0
     assert made.extra_fields["turn_scores"][0] == 0.25
+
+
+async def test_limits_that_are_not_named_are_those_of_the_class_and_verls_where_they_are_less(run):
+    env = f"{Path(trl_rollout.__file__)}:Short"
+    for limits, turns in ((None, 1), ({"max_turns": 2}, 2)):
+        made = await run(Server("half", "half"), env=env, limits=limits)
+        assert len(made.extra_fields["turn_scores"]) == turns
+    lengths = []
+    for budgets in ((64, 12), (64, 64)):
+        made = await run(Server("x" * 90), budgets=budgets, env=env)
+        lengths.append(len(made.response_ids))
+        assert len(made.prompt_ids) + lengths[-1] <= 80
+    assert lengths[0] == 12 < lengths[1]
 
 
 async def test_an_action_that_verl_cut_is_a_length_though_its_server_says_completed(run):

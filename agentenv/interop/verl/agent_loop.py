@@ -28,7 +28,7 @@ from typing import Any
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
@@ -154,8 +154,8 @@ class EnvAgentLoop:
         tokenizer: the policy's.
         env: an installed environment's name, `module:Attr` or `FILE.py:Attr`.
         env_kwargs: arguments of its constructor.
-        limits: fields of `Limits`, without `max_length`: verl's `rollout.prompt_length` and `rollout.response_length`
-            limit the tokens.
+        limits: fields of `Limits`, by default with the class's `max_turns`. Without `max_length`: verl's
+            `rollout.prompt_length` and `rollout.response_length` limit the tokens, or the class's, if that is less.
         max_tokens: maximum number of new tokens of one action; None: the room that is left.
         chat_options: fields of `ChatOptions`; `data.apply_chat_template_kwargs` goes to `chat_template_kwargs`.
         others: what verl passes besides, which is not used.
@@ -191,8 +191,8 @@ class EnvAgentLoop:
                 f"{_WHERE}.limits: expected no max_length, got {given['max_length']!r}. Set verl's "
                 "rollout.prompt_length and rollout.response_length."
             )
-        usual = Limits(max_length=self._max_prompt + self._max_response)
-        self._limits = settings_from(f"{_WHERE}.limits", given, usual)
+        own = own_limits(self._source.cls, max_length=self._max_prompt + self._max_response)
+        self._limits = settings_from(f"{_WHERE}.limits", given, Limits(**own))
         template = ChatOptions(chat_template_kwargs=plain(config.data.get("apply_chat_template_kwargs")) or {})
         self._options = settings_from(f"{_WHERE}.chat_options", plain(chat_options), template)
 
