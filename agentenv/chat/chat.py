@@ -65,12 +65,11 @@ class ChatOptions:
         """Raise ValueError for unknown choices."""
         choices = {k: get_args(kind) for k, kind in get_type_hints(ChatOptions).items() if get_origin(kind) is Literal}
         named = [
-            (name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
+            (name, getattr(self, name), known.__contains__, f"one of {', '.join(known)}")
             for name, known in choices.items()
         ]
-        most = self.max_observation_tokens
-        enough = most is None or most >= 1
-        check_fields("ChatOptions", [*named, ("max_observation_tokens", most, enough, "None or an integer >= 1")])
+        most = ("max_observation_tokens", self.max_observation_tokens, lambda number: number is None or number >= 1)
+        check_fields("ChatOptions", [*named, (*most, "None or an integer >= 1")])
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,6 @@ def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *a
         raise
     except Exception as error:
         raise ConfigError(
-            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
-            "Change the options, or fix the class."
+            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Change the options, or fix the class."
         ) from error

@@ -201,7 +201,8 @@ def _task_id(where: str, row: Any, index: int, taken: dict[str, str]) -> str:
     ]
     if own and taken.get(own[0]):
         raise DataError(
-            f"{where}: expected an id that no other row has, got {brief(own[0])}, the id of {taken[own[0]]}."
+            f"{where}: expected an id that no other row has, got {brief(own[0])}, the id of {taken[own[0]]}. "
+            "Give each row its own `task_id` or `id`."
         )
     task_id = own[0] if own else f"{index:06d}"
     while task_id in taken:  # a number may be the id of another row
@@ -220,7 +221,7 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
         label = row
         for name in [label_key] if label_key in row else label_key.split("."):  # `column.key` inside a column: verl
             if not isinstance(label, Mapping) or name not in label:
-                advice = "Set --label_key to one of them, or to '' where the environment needs no label."
+                advice = "Rename its column, or set --label_key. An environment without labels has needs_label = False."
                 raise DataError(_lacks(where, row, label_key, advice))
             label = label[name]
     if not _is_finite(label):

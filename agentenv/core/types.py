@@ -7,7 +7,7 @@ The result of an episode is in `trajectory.py`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -95,14 +95,19 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Raise ValueError for values that no engine can sample with."""
         checks = (
-            ("temperature", self.temperature, self.temperature >= 0.0, "a number >= 0"),
-            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "a number in (0, 1]"),
-            ("top_k", self.top_k, self.top_k >= -1, "an integer >= -1"),
-            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "a number in [0, 1]"),
-            ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "None or an integer >= 1"),
-            ("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer >= 0"),
-            ("stop", self.stop, not isinstance(self.stop, str), "a tuple of strings"),
-            ("min_tokens", self.min_tokens, not (self.min_tokens and self.structural_tag), "0 with a structural_tag"),
+            ("temperature", self.temperature, lambda number: number >= 0.0, "a number >= 0"),
+            ("top_p", self.top_p, lambda number: 0.0 < number <= 1.0, "a number in (0, 1]"),
+            ("top_k", self.top_k, lambda number: number >= -1, "an integer >= -1"),
+            ("min_p", self.min_p, lambda number: 0.0 <= number <= 1.0, "a number in [0, 1]"),
+            ("max_tokens", self.max_tokens, lambda number: number is None or number >= 1, "None or an integer >= 1"),
+            ("min_tokens", self.min_tokens, lambda number: number >= 0, "an integer >= 0"),
+            ("stop", self.stop, lambda stop: not isinstance(stop, str), "a tuple of strings"),
+            (
+                "min_tokens",
+                self.min_tokens,
+                lambda number: not (number and self.structural_tag),
+                "0 with a structural_tag",
+            ),
         )
         check_fields("SamplingParams", checks)
 
@@ -136,19 +141,31 @@ class Limits:
     def __post_init__(self) -> None:
         """Raise ValueError for budgets in which no turn fits."""
         checks = (
-            ("max_length", self.max_length, self.max_length >= 2, "an integer >= 2"),
-            ("max_turns", self.max_turns, self.max_turns >= 1, "an integer >= 1"),
-            ("step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "seconds > 0"),
-            ("episode_timeout_s", self.episode_timeout_s, self.episode_timeout_s > 0, "seconds > 0"),
-            ("generate_timeout_s", self.generate_timeout_s, self.generate_timeout_s > 0, "seconds > 0"),
+            ("max_length", self.max_length, lambda number: number >= 2, "an integer >= 2"),
+            ("max_turns", self.max_turns, lambda number: number >= 1, "an integer >= 1"),
+            ("step_timeout_s", self.step_timeout_s, lambda number: number > 0, "seconds > 0"),
+            ("episode_timeout_s", self.episode_timeout_s, lambda number: number > 0, "seconds > 0"),
+            ("generate_timeout_s", self.generate_timeout_s, lambda number: number > 0, "seconds > 0"),
         )
         check_fields("Limits", checks)
 
 
-def check_fields(where: str, checks: Sequence[tuple[str, Any, bool, str]]) -> None:
-    """Raise ValueError for the first (field, value, holds, expected) that does not hold."""
+def own_limits(env: Any, **trainer: int) -> dict[str, int]:
+    """Return `max_length` and `max_turns` of an environment's class where it sets them; a smaller one of a trainer's
+    counts, and one that the class does not set.
+    """
+    own = {name: value for name in ("max_length", "max_turns") if (value := getattr(env, name, None)) is not None}
+    return own | {name: min(value, own.get(name, value)) for name, value in trainer.items()}
+
+
+def check_fields(where: str, checks: Sequence[tuple[str, Any, Callable[[Any], bool], str]]) -> None:
+    """Raise ValueError for the first (field, value, holds, expected) whose value does not hold, or has a wrong type."""
     for name, value, holds, expected in checks:
-        if not holds:
+        try:
+            is_right = holds(value)
+        except TypeError:
+            is_right = False
+        if not is_right:
             raise ValueError(f"{where}.{name}: expected {expected}, got {value!r}.")
 
 

@@ -22,7 +22,7 @@ FAILED_SERVICE = "If a service failed, raise agentenv.errors.InfraError from it:
 """What to do about an error of an environment of which `may_be_a_service` is true."""
 TELL_THE_POLICY = "raise no InfraError: tell the policy, in a tool with ToolError."
 """What to do about an InfraError of which `refused_request` tells."""
-NO_METADATA = "The task has no metadata: name rows that have it with --data."
+NO_METADATA = "The task has no metadata: name rows that have it with --data; in verl and SkyRL, by `extra_info`."
 _STATES_KEYS = frozenset({"action_text", "renders_tools"})
 """Keys that only the states of `step` and of `reset` have."""
 _SERVICE_ERRORS = re.compile(r"Connect|ContentType|Disconnected|RemoteProtocol|gaierror|Timeout(Error|Exception)?$")

@@ -25,7 +25,7 @@ from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, sample
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task, own_limits
 from agentenv.episode.failures import Aborted, error_name, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
 from agentenv.errors import (
@@ -85,8 +85,7 @@ async def run_episode(
         chat = Chat(tokenizer)
     make_agent: Any = env
     if inspect.isclass(env):
-        own = {name: value for name in ("max_turns", "max_length") if (value := getattr(env, name, None)) is not None}
-        make_agent, limits = partial(create, env, {}), limits or Limits(**own)
+        make_agent, limits = partial(create, env, {}), limits or Limits(**own_limits(env))
     setup = EpisodeSetup(engine, chat, sampling or SamplingParams(), limits or Limits())
     return await Episode(task, setup, key or EpisodeKey()).run(make_agent)
 

@@ -27,6 +27,11 @@ class EpisodeSource(Protocol):
         """Run one episode and return its record."""
 
 
+def needs_label(source: EpisodeSource) -> bool:
+    """Return whether a row without a label is an error: the environment's `needs_label`, True for other sources."""
+    return bool(getattr(getattr(source, "cls", None), "needs_label", True))
+
+
 @dataclass(frozen=True, slots=True)
 class EnvSource:
     """Episodes of an environment class with fixed constructor arguments."""

@@ -18,15 +18,16 @@ from typing import Any
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.arguments import construct
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task
+from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task, own_limits
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError, EngineError, ErrorKind, InfraError, MissingDependency
 
@@ -79,7 +80,8 @@ class FailureCount:
         self.num_failed += 1
         message = f"{self.where}: expected an episode to train on, got one that failed: {problem.rstrip('.')}."
         if self.in_a_row >= max_in_a_row:
-            raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
+            count = f" Failures in a row: {self.in_a_row}." if max_in_a_row > 1 else ""
+            raise InfraError(f"{message}{count} Fix the cause.")
         logger.warning("%s %s", message, result)
 
 
@@ -104,6 +106,19 @@ def stepped_source(env: str | type[Any], env_kwargs: Mapping[str, Any], where: s
     if isinstance(source, EnvSource):
         return source
     raise ConfigError(f"{where}: expected an environment with `step`, got {env!r}, which has a loop of calls. {advice}")
+
+
+def limits_of(given: Limits | Mapping[str, Any] | None, env: Any, where: str) -> Limits:
+    """Return a host's limits: all of `Limits`; or fields by name, and of what is not named the class's.
+
+    Raises:
+        ConfigError: a field is unknown or out of bounds; starts with `where`.
+    """
+    if isinstance(given, Limits):
+        return given
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(f"{where}: expected Limits, or its fields by name, got {given!r}.")
+    return construct(where, Limits, {**own_limits(env), **(given or {})})  # type: ignore[no-any-return]
 
 
 def text_episode(
@@ -268,16 +283,25 @@ def dataset_of(rows: list[dict[str, Any]], where: str, extra: str = "data") -> A
     return Dataset.from_list(rows)
 
 
-def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str) -> Task:
+def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str, source: EpisodeSource) -> Task:
     """Return the task of a row: the one that `task_dataset` wrote, or one of the trainer's own columns.
 
     Args:
         prompt: the row's messages.
         columns: its other columns; `reward_model` or `reward_spec` has the label, `extra_info` the metadata.
         task_id: the id of a row that `task_dataset` did not write.
+        source: what plays the task.
+
+    Raises:
+        DataError: the row has no label, and the environment needs one.
     """
     extra_info = dict(columns.get("extra_info") or {})
     if _TASK in extra_info:
         return Task(**{**json.loads(extra_info[_TASK]), "images": ()})
-    label = (columns.get("reward_model") or columns.get("reward_spec") or {}).get("ground_truth")
-    return Task(list(prompt), label=label, task_id=task_id, metadata=extra_info)
+    graded = columns.get("reward_model") or columns.get("reward_spec") or {}
+    if "ground_truth" not in graded and needs_label(source):
+        raise DataError(
+            f"row {task_id}: expected a label in reward_model.ground_truth, got the columns {', '.join(columns)}. "
+            "Write rows with `dataset`, or set needs_label = False where the environment needs no label."
+        )
+    return Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)

@@ -21,10 +21,10 @@ from agentenv.core.types import Completion, Limits, StopReason, Task
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey
-from agentenv.episode.source import EnvSource
+from agentenv.episode.source import EnvSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.interop.hosted import stepped_source
+from agentenv.interop.hosted import limits_of, stepped_source
 
 _WHERE = "interop.tinker"
 _STOP_REASONS = {StopReason.TERMINATED: "completed", StopReason.MAX_LENGTH: "max_tokens"}
@@ -143,9 +143,10 @@ class EnvDatasetBuilder:
     """Episodes of each task."""
     batch_size: int = 8
     """Tasks of each batch; the tasks of an incomplete last one are left out."""
-    limits: Limits = field(default_factory=Limits)
-    """Budgets of each episode; `max_length` counts its prompt, too. Of the time limits only `step_timeout_s` applies.
-    tinker's `max_tokens` limits one action."""
+    limits: Limits | Mapping[str, Any] | None = None
+    """Budgets of each episode: all of `Limits`, or fields by name, and of what is not named the class's `max_turns` and
+    `max_length`. `max_length` counts the prompt, too. Of the time limits only `step_timeout_s`
+    applies. tinker's `max_tokens` limits one action."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
     """How messages become tokens. Under `history="rerender"` each segment becomes a Datum."""
     seed: int = 0
@@ -156,10 +157,11 @@ class EnvDatasetBuilder:
 
         Raises:
             ConfigError: the environment has a loop that calls an endpoint, or there is not one whole batch.
-            DataError: a row is not a task.
+            DataError: a row is not a task, or has no label that the environment needs.
         """
-        self.source()
-        tasks = read_tasks(self.data, builtin=builtin_datasets(self.data), needs_label=False)
+        self.episode_limits()
+        is_needed = needs_label(self.source())
+        tasks = read_tasks(self.data, builtin=builtin_datasets(self.data), needs_label=is_needed)
         random.Random(self.seed).shuffle(tasks)
         if not 1 <= self.batch_size <= len(tasks):
             raise ConfigError(
@@ -177,6 +179,14 @@ class EnvDatasetBuilder:
         """
         advice = "Train it with `agentenv train`."
         return stepped_source(self.env, self.env_kwargs, "EnvDatasetBuilder.env", advice)
+
+    def episode_limits(self) -> Limits:
+        """Return the budgets of each episode.
+
+        Raises:
+            ConfigError: as `source`, or `limits` is wrong.
+        """
+        return limits_of(self.limits, self.source().cls, "EnvDatasetBuilder.limits")
 
 
 @dataclass(frozen=True)
@@ -214,13 +224,13 @@ class EnvGroup:
         chat = Chat(tokenizer, stop_token_ids=stops, options=options.chat_options)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         seed = derive_seed(options.seed, task.task_id) if task.seed is None else task.seed
-        made = []
+        limits, made = options.episode_limits(), []
         for index in range(options.group_size):
             episode = SteppedEpisode(
                 partial(create, source.cls, source.kwargs),
                 task,
                 chat=chat,
-                limits=options.limits,
+                limits=limits,
                 key=EpisodeKey(f"{task.task_id}/{index}", task.task_id, seed=seed),
             )
             made.append(EpisodeEnv(episode, sorted({*stops, *eos})))

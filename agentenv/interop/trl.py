@@ -8,12 +8,15 @@ task's id, which `dataset` puts there.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
+from zlib import crc32
 
 from agentenv._util.loop_thread import is_loop_running, run_sync
 from agentenv.chat.chat import ChatOptions
@@ -24,6 +27,7 @@ from agentenv.core.types import Completion, Limits, SamplingParams, Task
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode, derive_seed
 from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import needs_label
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.interop._records import columns, facts, records, required_logprobs
 from agentenv.interop.hosted import (
@@ -32,6 +36,7 @@ from agentenv.interop.hosted import (
     GenerationRequest,
     chat_of,
     dataset_of,
+    limits_of,
     problem_of,
     prompt_texts,
     run_planned,
@@ -54,8 +59,8 @@ def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
         MissingDependency: `datasets` is not installed.
         DataError: a row is not a task.
     """
-    prompts = [[message | {"task_id": name} for message in prompt_texts(task)] for name, task in _tasks(rows).items()]
-    return dataset_of([{"prompt": prompt} for prompt in prompts], _WHERE, "trl")
+    named = [({"task_id": name, "task_crc": crc}, task) for (name, crc), task in _tasks(rows).items()]
+    return dataset_of([{"prompt": [each | key for each in prompt_texts(task)]} for key, task in named], _WHERE, "trl")
 
 
 def reward(
@@ -73,8 +78,14 @@ def reward(
     return list(reward)
 
 
-def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[str, Task]:
-    return {task.task_id: in_messages(task) for task in read_tasks(rows, needs_label=False)}
+def _tasks(rows: Sequence[Mapping[str, Any] | Task], needs_label: bool = False) -> dict[tuple[Any, Any], Task]:
+    """Return the tasks by id and checksum: the rows of another file have other contents under the same numbers."""
+    tasks = {}
+    for task in read_tasks(rows, needs_label=needs_label):
+        facts = [task.prompt, task.label, task.seed, dict(task.metadata)]
+        text = json.dumps(facts, default=lambda value: type(value).__name__, skipkeys=True)
+        tasks[task.task_id, f"{crc32(text.encode()):08x}"] = in_messages(task)
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -85,24 +96,28 @@ class EnvRollout:
     in this process or as a server. Sampling follows them, too, except for `max_tokens`.
 
     A failed episode is a row with one masked token and the reward None: TRL leaves it out of the group's baseline, and
-    its advantage is 0. Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
+    its advantage is 0, unless another reward function has a value for it. Such a function has the parameter `failed`,
+    and returns None where that is True.
+
+    Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
 
     Example::
 
         trainer = GRPOTrainer(
             model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=dataset(rows),
-            rollout_func=EnvRollout("math_retry", rows, limits=Limits(max_length=512, max_turns=2)),
+            rollout_func=EnvRollout("math_retry", rows, limits={"max_length": 512}),
         )
     """
 
     env: str | type[Any]
     """An installed environment's name, `module:Attr`, `FILE.py:Attr`, or the class."""
     rows: Sequence[Mapping[str, Any] | Task]
-    """The rows that `dataset` got."""
+    """The rows that `dataset` got; those of an evaluation set, too. Each has its own id (column `task_id` or `id`)."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
-    limits: Limits = field(default_factory=Limits)
-    """Budgets of each episode. `max_length` counts the prompt, too; TRL's `max_completion_length` is not used."""
+    limits: Limits | Mapping[str, Any] | None = None
+    """Budgets of each episode: all of `Limits`, or fields by name, and of what is not named the class's `max_turns` and
+    `max_length`. `max_length` counts the prompt, too; TRL's `max_completion_length` is not used."""
     max_tokens: int | None = None
     """Maximum number of new tokens of one action; None: limited only by the room in `max_length`."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
@@ -119,8 +134,11 @@ class EnvRollout:
         """Check the options.
 
         Raises:
-            ConfigError: the history is rendered again.
+            ConfigError: the history is rendered again, there is no such environment, or it does not take the arguments;
+                or `limits` is wrong.
+            DataError: a row is not a task.
         """
+        _ = self.tasks, self.episode_limits  # raise here, not in the first step
         if self.chat_options.history != "keep":
             raise ConfigError(
                 f"EnvRollout.chat_options: expected history='keep', got {self.chat_options.history!r}. Remove it: TRL "
@@ -128,43 +146,56 @@ class EnvRollout:
             )
 
     @cached_property
-    def tasks(self) -> dict[str, Task]:
-        """The tasks, by id."""
-        return _tasks(self.rows)
+    def tasks(self) -> dict[tuple[Any, Any], Task]:
+        """The tasks, by id and checksum."""
+        return _tasks(self.rows, needs_label(self.source))
 
     @cached_property
     def source(self) -> Any:
         """The source of episodes."""
         return env_source(self.env, self.env_kwargs)
 
+    @cached_property
+    def episode_limits(self) -> Limits:
+        """The budgets of each episode."""
+        return limits_of(self.limits, self.source.cls, "EnvRollout.limits")
+
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Run the episodes and return TRL's columns, in the order of the prompts.
 
         Raises:
-            ConfigError: the trainer has an argument that this function cannot follow.
+            ConfigError: the trainer has an argument that this function cannot follow, or has a reward function
+                that has no parameter `failed`.
             ContractError: an episode has several segments.
             DataError: a prompt has no known task id, or the engine returned no log-probability for an action.
             InfraError: `max_failed_in_a_row` episodes failed.
         """
+        for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+            if function is not reward and "failed" not in inspect.signature(function).parameters:
+                raise ConfigError(
+                    f"EnvRollout: expected reward functions with the parameter failed, got {name!r}. Return None where "
+                    "it is True: TRL leaves out only rows for which no function has a value."
+                )
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)
         planned = []
         for number, prompt in enumerate(prompts, first):
             last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
-            task_id = last.get("task_id") if isinstance(last, Mapping) else None
-            if task_id not in self.tasks:
+            task = self.tasks.get((last.get("task_id"), last.get("task_crc"))) if isinstance(last, Mapping) else None
+            if task is None:
                 raise DataError(
-                    f"EnvRollout: expected the id of a task in the prompt's last message, got {task_id!r}. "
-                    "Pass agentenv.interop.trl.dataset(rows) as the trainer's dataset, with the rows of EnvRollout."
+                    f"EnvRollout: expected the id of a task in the prompt's last message, got {last!r:.200}. Pass "
+                    "agentenv.interop.trl.dataset(rows) as the trainer's dataset, with rows of EnvRollout, which "
+                    "has those of an evaluation set, too: give each row its own `id`."
                 )
-            planned.append(PlannedEpisode(self.tasks[task_id], number))
+            planned.append(PlannedEpisode(task, number))
         mode = "train" if trainer.model.training else "eval"
         seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
 
         async def run() -> list[Trajectory]:
             chat = chat_of(_tokenizer(trainer), self.chat_options)
             async with _engine(trainer) as engine:
-                setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.limits)
+                setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.episode_limits)
                 return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
 
         trajectories = run_sync(run()) if is_loop_running() else asyncio.run(run())  # it runs in a notebook
@@ -205,7 +236,7 @@ class EnvRollout:
             "prompt_ids": row["prompt_ids"] or [tokenizer.eos_token_id],
             "completion_ids": completion,
             "env_mask": mask,
-            "truncated": trajectory.truncated,
+            "truncated": trajectory.truncated and problem is None,
             "failed": problem is not None,
         }
 

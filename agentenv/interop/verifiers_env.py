@@ -18,11 +18,12 @@ from agentenv.chat.chat import Chat
 from agentenv.core.dataset import read_tasks
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Conversation, Limits, SamplingParams, Task
+from agentenv.core.types import Completion, Conversation, Limits, SamplingParams, Task, own_limits
 from agentenv.engines.chat.engine import KEEPALIVE_S, ChatEngine
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import needs_label
 from agentenv.errors import ConfigError, ContractError, EngineError, PromptTooLong
 from agentenv.interop.guest import import_library
 from agentenv.interop.hosted import problem_of, stepped_source
@@ -100,10 +101,10 @@ def env_package(
 
         run = vf.SingleAgentEnv.run
 
-    return _taskset(data, env_kwargs or {}), _harness(env), EnvOfOne
+    return _taskset(env, data, env_kwargs or {}), _harness(env), EnvOfOne
 
 
-def _taskset(own_data: str, own_kwargs: Mapping[str, Any]) -> type:
+def _taskset(env: str | type[Any], own_data: str, own_kwargs: Mapping[str, Any]) -> type:
     import verifiers.v1 as vf
     from pydantic import Field
 
@@ -143,7 +144,8 @@ def _taskset(own_data: str, own_kwargs: Mapping[str, Any]) -> type:
 
         def load(self) -> Iterable[EnvTask]:
             config = self.config
-            for task in read_tasks(config.data, builtin=builtin_datasets(config.data), needs_label=False):
+            is_needed = needs_label(_source(env, config.env_kwargs))
+            for task in read_tasks(config.data, builtin=builtin_datasets(config.data), needs_label=is_needed):
                 row = {"id": task.task_id, "prompt": task.prompt, "env_kwargs": config.env_kwargs}
                 row |= {"label": jsonable(task.label), "metadata": jsonable(task.metadata)}
                 seed = derive_seed(config.seed, task.task_id) if task.seed is None else task.seed
@@ -156,10 +158,12 @@ def _harness(env: str | type[Any]) -> type:
     import verifiers.v1 as vf
 
     class EnvHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-        """Budgets of an episode beside verifiers' own; without `max_turns`, the environment's or 16."""
+        """Budgets of an episode beside verifiers' own. Without `max_turns` and `max_length` they are the environment's,
+        or 16 and no limit.
+        """
 
         max_turns: int | None = None
-        max_length: int = 1_000_000
+        max_length: int | None = None
         step_timeout_s: float = 60.0
 
     class EnvHarness(vf.Harness[EnvHarnessConfig]):  # type: ignore[misc]
@@ -173,9 +177,10 @@ def _harness(env: str | type[Any]) -> type:
             self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
         ) -> Any:
             source, config = _source(env, data.env_kwargs), self.config
-            max_turns = config.max_turns or source.cls.max_turns or Limits().max_turns
-            budgets = {"max_length": config.max_length, "step_timeout_s": config.step_timeout_s}
-            limits = Limits(max_turns=max_turns, episode_timeout_s=math.inf, generate_timeout_s=math.inf, **budgets)
+            given = {name: getattr(config, name) for name in ("max_turns", "max_length", "step_timeout_s")}
+            given = {name: value for name, value in given.items() if value is not None}
+            waits = {"episode_timeout_s": math.inf, "generate_timeout_s": math.inf}
+            limits = Limits(**{"max_length": 1_000_000, **own_limits(source.cls), **given, **waits})
             engine = InterceptionEngine(endpoint, secret, ctx.model)
             setup = EpisodeSetup(cast(Engine, engine), Chat(engine.tokenizer), limits=limits)
             task = Task(messages_of(*self.resolve_prompt(data)), data.label, data.id, metadata=data.metadata)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from agentenv._util.ray.cluster import ClusterConfig, Placement
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.arguments import parse_json_object
-from agentenv.core.types import Limits, SamplingParams
+from agentenv.core.types import Limits, SamplingParams, own_limits
 from agentenv.engines.factory import engine_class
 from agentenv.episode.runner import ErrorPolicy
 from agentenv.episode.tasks import TaskSource
@@ -81,16 +81,8 @@ class LimitOptions:
 
     def for_env(self, env: type[Any] | None = None) -> Limits:
         """Return the limits; what no flag sets is the attribute of the environment's class, else the default."""
-        found: dict[str, int] = {}
-        for name in ("max_length", "max_turns"):
-            values = (getattr(self, name), getattr(env, name, None), getattr(Limits(), name))
-            found[name] = next(value for value in values if value is not None)
-        return Limits(
-            **found,
-            step_timeout_s=self.step_timeout_s,
-            episode_timeout_s=self.episode_timeout_s,
-            generate_timeout_s=self.generate_timeout_s,
-        )
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return Limits(**{**own_limits(env), **given})
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.dataset import in_messages
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.core.types import Limits, SamplingParams, Task, own_limits
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.episode.tasks import TaskSource
 from agentenv.errors import ConfigError
@@ -55,7 +55,7 @@ class Setup:
     """None: that of an engine that has one, or else a `CharTokenizer`."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits | None = None
-    """None: 8192 tokens, and as many turns as the class's `max_turns`, or else 16."""
+    """None: the class's `max_length`, or else 8192 tokens, and its `max_turns`, or else 16."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
     as_messages: bool = True
     """Text prompts become user messages."""
@@ -85,9 +85,8 @@ class Setup:
         elif self.data is None and not own:
             tasks = [Task([{"role": "user", "content": ""}])]
         else:
-            needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
             data, rows = (str(self.data), None) if isinstance(self.data, str | Path) else (None, self.data)
-            tasks = TaskSource(data).read(own, needs_label=needs_label, limit=limit, rows=rows)
+            tasks = TaskSource(data).read(own, needs_label=needs_label(source), limit=limit, rows=rows)
         tasks = [in_messages(task) for task in tasks] if self.as_messages else tasks
         if isinstance(self.env, str) and (found := load_func_agent(self.env)) is not None:
             tasks = [found[0].as_given(task, self.chat()) for task in tasks]
@@ -102,8 +101,8 @@ class Setup:
 
     def episode_limits(self) -> Limits:
         """Return the limits of each episode."""
-        own = getattr(getattr(self.source(), "cls", None), "max_turns", None)
-        return self.limits or Limits(max_length=8192, max_turns=own or Limits().max_turns)
+        own = own_limits(getattr(self.source(), "cls", None))
+        return self.limits or Limits(**{"max_length": 8192, **own})
 
     def engine(self) -> Engine:
         """Return the engine of the policy."""

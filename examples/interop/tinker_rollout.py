@@ -10,7 +10,7 @@ expected last line: 8 episodes, 8 data, each with the tokens of its episode
 import asyncio
 from typing import Any
 
-from agentenv import Limits, SamplingParams
+from agentenv import SamplingParams
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import resolve_model
 from agentenv.interop.tinker import EnvDatasetBuilder
@@ -49,7 +49,7 @@ async def main() -> None:
     from tinker_cookbook.rl.rollouts import do_group_rollout
 
     model = str(resolve_model("tiny-math"))
-    limits = Limits(max_length=256, max_turns=2)
+    limits = {"max_length": 256, "max_turns": 2}
     builder = EnvDatasetBuilder("math_retry", "word_problems_train", model, group_size=4, batch_size=2, limits=limits)
     dataset, _ = await builder()
     policy = TinkerTokenCompleter(TinyClient(model), max_tokens=48)

@@ -7,7 +7,6 @@ pip install 'agentenv-rl[trl]' and run it:
 expected last line: 3 steps, 48 episodes, 0 failed
 """
 
-from agentenv import Limits
 from agentenv.core.dataset import read_tasks
 from agentenv.engines.models import resolve_model
 from agentenv.episode.registry import load_env
@@ -20,7 +19,7 @@ def main() -> None:
 
     model = resolve_model("tiny-math")
     rows = read_tasks(str(load_env("math_retry").datasets["word_problems_train"]), limit=64)
-    rollout = EnvRollout("math_retry", rows, limits=Limits(max_length=256, max_turns=2), max_tokens=64)
+    rollout = EnvRollout("math_retry", rows, limits={"max_length": 256, "max_turns": 2}, max_tokens=64)
     args = GRPOConfig(
         "runs/trl",
         max_steps=3,

@@ -297,7 +297,7 @@ def test_a_row_may_lack_the_label_where_none_is_needed(jsonl):
 
 
 def test_a_missing_label_key_is_not_a_silent_none(jsonl):
-    with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Set --label_key"):
+    with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Rename .* set --label_key"):
         read_tasks(jsonl({"prompt": "q"}))
 
 

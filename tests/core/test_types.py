@@ -20,12 +20,15 @@ WRONG_SAMPLING = [
     ("min_p", 1.5, "a number in [0, 1]"),
     ("max_tokens", 0, "None or an integer >= 1"),
     ("max_tokens", -5, "None or an integer >= 1"),
+    ("max_tokens", "256", "None or an integer >= 1"),
+    ("top_p", None, "a number in (0, 1]"),
     ("min_tokens", -1, "an integer >= 0"),
     ("stop", "END", "a tuple of strings"),
 ]
 WRONG_LIMITS = [
     ("max_length", 1, "an integer >= 2"),
     ("max_turns", 0, "an integer >= 1"),
+    ("max_turns", "3", "an integer >= 1"),
     ("step_timeout_s", 0, "seconds > 0"),
     ("step_timeout_s", math.nan, "seconds > 0"),
     ("episode_timeout_s", -1.0, "seconds > 0"),

@@ -15,8 +15,8 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import EngineError, InfraError
-from agentenv.interop.hosted import FailureCount, GatheringEngine, problem_of, run_planned
+from agentenv.errors import ConfigError, EngineError, InfraError
+from agentenv.interop.hosted import FailureCount, GatheringEngine, limits_of, problem_of, run_planned
 from agentenv.testing.tokenizers import CharTokenizer
 
 
@@ -26,6 +26,12 @@ def failed():
     trajectory.append_turn(Completion((3,), logprobs=(-1.0,)), "3")
     trajectory.finish(StopReason.ERROR, EpisodeError("env", "ValueError", "it broke", "step", "env.py:7"))
     return trajectory
+
+
+@pytest.mark.parametrize("given", [{"max_turn": 2}, {"max_turns": 0}, 3])
+def test_limits_that_are_none_are_refused_by_their_place(given):
+    with pytest.raises(ConfigError, match=r"^Host\.limits: expected .*(max_turn|3)"):
+        limits_of(given, None, "Host.limits")
 
 
 def test_a_problem_is_told_for_episodes_without_a_reward_only():
@@ -65,7 +71,7 @@ def test_warnings_reach_stderr_in_a_process_without_logging_and_not_in_a_command
 
 
 def test_a_host_that_wants_an_exception_gets_it_at_the_first_failure():
-    with pytest.raises(InfraError, match=r"failed: a\. Failures in a row: 1\."):
+    with pytest.raises(InfraError, match=r"failed: a\. Fix the cause\.$"):
         FailureCount("Host.run").add("a")
 
 

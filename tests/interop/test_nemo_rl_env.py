@@ -137,6 +137,13 @@ def test_a_step_has_the_shapes_dtypes_and_order_of_the_interface(monkeypatch, ma
     assert environment.metrics()["agentenv/num_live"] == 1.0
 
 
+def test_the_classs_turns_limit_an_episode(made):
+    class Short(Counting):
+        max_turns = 1
+
+    assert made(Short).step([log("a")], [{"label": 2}]).terminateds.tolist() == [True]
+
+
 def test_the_metadata_and_logs_that_came_are_not_changed(made):
     logs, metadata = [log("a")], [{"label": 2, "metadata": {"column": [1]}}]
     before = copy.deepcopy((logs, metadata))

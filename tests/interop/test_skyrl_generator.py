@@ -8,7 +8,7 @@ from agentenv.core.types import SamplingParams, Task
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.skyrl import EnvGenerator, dataset, generator
 from tests.interop.protos import stand_in
-from tests.interop.test_trl_rollout import Guess, Tokenizer
+from tests.interop.test_trl_rollout import Guess, Short, Tokenizer
 
 PARAMS = {"temperature": 0.5, "logprobs": 1, "max_tokens": 20}
 
@@ -97,6 +97,13 @@ async def test_skyrls_settings_limit_the_turns_and_the_tokens_of_an_episode():
     made = await generator_with(client, max_input=num_prompt).generate(asked())
     assert len(made["prompt_token_ids"][0]) + len(made["response_ids"][0]) <= num_prompt + 20
     assert made["stop_reasons"] == ["length"]
+
+
+async def test_the_classs_limits_count_where_they_are_less_than_skyrls():
+    made = await generator_with(Client("half", "1"), env=Short).generate(asked())
+    assert (made["rollout_metrics"]["environment/avg_truncated"], sum(made["rewards"][0])) == (1.0, 0.25)
+    made = await generator_with(Client("x" * 90), env=Short).generate(asked())
+    assert len(made["prompt_token_ids"][0]) + len(made["response_ids"][0]) <= Short.max_length
 
 
 async def test_without_log_probabilities_the_whole_column_is_none():

@@ -22,6 +22,12 @@ class Scored(Guess):
         return StepResult(reward=0.5, score=0.75, terminated=True)
 
 
+class Short(Guess):
+    """Needs one turn."""
+
+    max_turns = 1
+
+
 class Asks(AgentInstance):
     """Asks for a stop string after the first action."""
 
@@ -67,6 +73,9 @@ def test_skyrls_number_of_turns_truncates_it_and_nothing_is_said_after_that(make
     steps = [env.step("half") for _ in range(2)]
     assert [(len(step["observations"]), step["done"]) for step in steps] == [(1, False), (0, True)]
     assert env.get_metrics() == {"truncated": 1.0}
+    short = make("Short")
+    short.init(PROMPT)
+    assert short.step("half")["done"]
 
 
 def test_the_score_is_a_metric_and_a_closed_episode_is_over(make):

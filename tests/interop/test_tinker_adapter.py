@@ -150,6 +150,11 @@ async def test_siblings_share_the_seed_of_the_environment_and_tasks_do_not():
     assert len({first.seed for first, _ in keys}) == len({first.group_id for first, _ in keys}) == 5
 
 
+async def test_rows_without_the_label_that_the_environment_needs_are_refused():
+    with pytest.raises(DataError, match="row 1: expected key 'label'"):
+        await EnvDatasetBuilder(Say, [{"prompt": "q", "answer": "1"}], "", batch_size=1)()
+
+
 async def test_batches_are_whole_and_their_order_depends_on_the_seed():
     made = [(await EnvDatasetBuilder(Say, ROWS, "", batch_size=2, seed=seed)())[0] for seed in (0, 0, 1)]
     orders = [[group.task.label for i in range(len(each)) for group in each.get_batch(i)] for each in made]

@@ -1,5 +1,6 @@
 """EnvRollout without TRL: a trainer's arguments and a scripted engine; tests/peers has TRL's own trainer."""
 
+import asyncio
 import math
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -35,6 +36,13 @@ class Guess(AgentInstance):
         return StepResult(reward=float(states["action_text"] == self.label), terminated=True)
 
 
+class Short(Guess):
+    """Needs one turn, and few tokens."""
+
+    max_turns = 1
+    max_length = 80
+
+
 class Tokenizer(CharTokenizer):
     pad_token_id = None
     name_or_path = ""
@@ -51,7 +59,7 @@ def trainer_with(**args):
     return SimpleNamespace(
         args=SimpleNamespace(**{**known, **args}), processing_class=tokenizer, eos_token_ids=[tokenizer.eos_token_id],
         accelerator=SimpleNamespace(process_index=0), model=SimpleNamespace(training=True),
-        state=SimpleNamespace(global_step=0),
+        state=SimpleNamespace(global_step=0), reward_funcs=[reward], reward_func_names=["reward"],
     )  # fmt: skip
 
 
@@ -59,7 +67,7 @@ def trainer_with(**args):
 def roll(monkeypatch):
     """Runs prompts of the two rows against a script."""
 
-    def run(script, prompts=None, trainer=None, engine=None, env=Guess, **options):
+    def run(script, prompts=None, trainer=None, engine=None, env=Guess, rows=ROWS, **options):
         trainer = trainer or trainer_with()
 
         @asynccontextmanager
@@ -68,7 +76,7 @@ def roll(monkeypatch):
 
         monkeypatch.setattr(rollout, "_engine", scripted)
         options = {"limits": Limits(max_turns=2), **options}
-        made = EnvRollout(env, ROWS, **options)
+        made = EnvRollout(env, rows, **options)
         return made(prompts or [row["prompt"] for row in dataset(ROWS)], trainer)
 
     return run
@@ -81,6 +89,11 @@ def test_a_dataset_carries_each_tasks_id_in_its_last_message():
     assert [row["prompt"][-1]["task_id"] for row in rows] == ["000000", "000001", "z"]
     assert [message["role"] for message in rows[2]["prompt"]] == ["system", "user"]
     assert rows[0]["prompt"][-1]["content"] == "one"
+
+
+def test_rows_without_the_label_that_the_environment_needs_are_refused():
+    with pytest.raises(DataError, match="row 1: expected key 'label'"):
+        len(EnvRollout(Guess, [{"prompt": "q", "answer": "1"}]).tasks)
 
 
 def test_rows_come_in_the_order_of_the_prompts_with_the_reward_of_each(roll):
@@ -112,6 +125,30 @@ def test_a_failed_episode_is_a_masked_token_without_a_reward(roll):
     told = []
     assert reward([None] * 2, log_metric=lambda *said: told.append(said), **out) == [None, 1.0]
     assert told == [("failed", 0.5)]
+
+
+def test_an_episode_that_a_slow_step_lost_has_failed_and_is_not_truncated(roll):
+    class Slow(Guess):
+        async def step(self, states):
+            await asyncio.sleep(60)
+
+    out = roll(["1"], env=Slow, limits={"step_timeout_s": 0.01})
+    assert (out["stop_reason"], out["failed"], out["truncated"]) == (["step_timeout"] * 2, [True] * 2, [False] * 2)
+
+
+def test_a_reward_function_that_would_be_all_that_a_failed_row_has_is_refused(roll):
+    def brevity(completions, **columns):
+        return [-1.0] * len(completions)
+
+    def careful(completions, failed, **columns):
+        return [None if lost else -1.0 for lost in failed]
+
+    trainer = trainer_with()
+    trainer.reward_funcs, trainer.reward_func_names = [reward, careful], ["reward", "careful"]
+    assert roll(["1"], trainer=trainer)["reward"] == [1.0, 0.0]
+    trainer.reward_funcs[1], trainer.reward_func_names[1] = brevity, "brevity"
+    with pytest.raises(ConfigError, match="with the parameter failed, got 'brevity'"):
+        roll(["1"], trainer=trainer)
 
 
 def test_an_episode_that_fails_before_its_first_token_has_a_row_too(roll):
@@ -149,6 +186,13 @@ def test_mask_truncated_completions_keeps_an_episode_that_ends_without_an_eos(ro
     assert roll([cut])["env_mask"] == [[1], [1]]
 
 
+def test_limits_that_are_not_named_are_those_of_the_class(roll):
+    for limits, turns in ((None, 1), ({"max_length": 200}, 1), ({"max_turns": 2}, 2), (Limits(max_turns=2), 2)):
+        assert {len(each) for each in roll(["half"], env=Short, limits=limits)["turn_scores"]} == {turns}
+    (cut, _) = roll(["x" * 100], env=Short, limits=None)["completion_ids"]
+    assert len(cut) < 80
+
+
 def test_every_row_has_the_same_columns_whatever_happened(roll):
     out = roll(lambda request: "bang" if "one" in request.prompt else "half")
     assert {"failed", "truncated", "forced_tokens", "turn_spans", "policy_versions"} <= set(out)
@@ -180,6 +224,14 @@ def test_a_prompt_without_a_known_id_is_refused(roll):
             roll(["1"], [prompt])
 
 
+def test_a_row_of_another_data_set_is_refused_although_it_has_the_same_number(roll):
+    for other in ({"prompt": "one, too", "label": "1"}, {"prompt": "one", "label": "3"}, {**ROWS[0], "seed": 4}):
+        with pytest.raises(DataError, match=r"expected the id of a task.*'000000'.*evaluation set"):
+            roll(["1"], [dataset([other])[0]["prompt"]])
+    named = {"prompt": "other", "label": "1", "id": "eval-0"}
+    assert roll(["1"], [dataset([named])[0]["prompt"]], rows=[*ROWS, named])["reward"] == [1.0]
+
+
 def test_a_missing_log_probability_is_refused(roll):
     silent = Completion(tuple(Tokenizer().encode("1")), logprobs=(math.nan,))
     with pytest.raises(DataError, match="expected a log-probability"):
@@ -196,6 +248,19 @@ def test_a_missing_log_probability_is_refused(roll):
 def test_sampling_that_no_engine_follows_and_a_vllm_that_sleeps_or_is_split_are_refused(roll, name, value):
     with pytest.raises(ConfigError, match=f"expected {name}="):
         roll(["1"], trainer=trainer_with(use_vllm=name.startswith("vllm"), **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"env": "no_such"}, "environment: expected"), ({"env_kwargs": {"typo": 1}}, "expected arguments of Guess"),
+        ({"rows": [{"label": "1"}]}, "prompt"), ({"limits": 3}, r"EnvRollout\.limits: expected Limits"),
+        ({"limits": {"max_turn": 2}}, r"EnvRollout\.limits: .*Did you mean 'max_turns'"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_the_first_step(wrong, error):
+    with pytest.raises((ConfigError, DataError), match=error):
+        EnvRollout(**{"env": Guess, "rows": ROWS, **wrong})
 
 
 def test_a_history_that_is_rendered_again_is_refused():

@@ -1,16 +1,19 @@
 """EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from agentenv.core.types import Task
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
 from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
 from agentenv.testing.tokenizers import CharTokenizer
+from tests.interop import test_trl_rollout as trl_rollout
 from tests.interop.protos import stand_in
 from tests.interop.test_trl_rollout import Guess
 
@@ -23,6 +26,12 @@ class GuessLabel(Guess):
 
     def __init__(self, words=()):
         self.words = words
+
+
+class GuessNothing(Guess):
+    """Has rows without a label."""
+
+    needs_label = False
 
 
 class Server:
@@ -52,12 +61,12 @@ def run(monkeypatch):
     return one
 
 
-def loop_with(server, budgets=(64, 64), **options):
+def loop_with(server, budgets=(64, 64), env=f"{__file__}:GuessLabel", **options):
     rollout = SimpleNamespace(prompt_length=budgets[0], response_length=budgets[1])
     config = SimpleNamespace(data={"seed": 1}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     return EnvAgentLoop(
         trainer_config=SimpleNamespace(config=config), server_manager=server, tokenizer=server.tokenizer,
-        env=f"{__file__}:GuessLabel", name="agentenv", processor=None, **options,
+        env=env, name="agentenv", processor=None, hf_model_type="qwen2", tools=object(), **options,
     )  # fmt: skip
 
 
@@ -75,6 +84,13 @@ async def test_an_output_has_the_tokens_the_reward_and_the_facts_of_the_episode(
     assert 0 in made.response_mask
 
 
+async def test_a_row_of_verls_columns_without_a_label_is_refused_where_one_is_needed(run):
+    row = {"raw_prompt": ROW["raw_prompt"], "label": "1", "uid": "u"}
+    with pytest.raises(DataError, match=r"^row u: expected a label in reward_model.ground_truth, got .*, label, uid\."):
+        await run(Server("1"), row)
+    assert (await run(Server("1"), row, env=f"{__file__}:GuessNothing")).reward_score == 0.0
+
+
 async def test_one_session_asks_with_verls_parameters_and_its_priority(run):
     server = Server("half", "1")
     await run(server, {**ROW, "priority": 5}, max_tokens=20)
@@ -88,6 +104,19 @@ async def test_a_response_never_outgrows_verls_budget_whatever_the_prompt_leaves
     assert len(made.response_ids) <= 12
     assert made.extra_fields["reward_extra_info"]["truncated"] == 1.0
     assert made.extra_fields["turn_scores"][0] == 0.25
+
+
+async def test_limits_that_are_not_named_are_those_of_the_class_and_verls_where_they_are_less(run):
+    env = f"{Path(trl_rollout.__file__)}:Short"
+    for limits, turns in ((None, 1), ({"max_turns": 2}, 2)):
+        made = await run(Server("half", "half"), env=env, limits=limits)
+        assert len(made.extra_fields["turn_scores"]) == turns
+    lengths = []
+    for budgets in ((64, 12), (64, 64)):
+        made = await run(Server("x" * 90), budgets=budgets, env=env)
+        lengths.append(len(made.response_ids))
+        assert len(made.prompt_ids) + lengths[-1] <= 80
+    assert lengths[0] == 12 < lengths[1]
 
 
 async def test_an_action_that_verl_cut_is_a_length_though_its_server_says_completed(run):
@@ -118,6 +147,13 @@ async def test_the_v1_trainer_gets_a_list_and_its_siblings_their_own_names(run):
     assert [[each.extra_fields["episode_id"] for each in outputs] for outputs in made] == [["u/0"], ["u/1"]]
 
 
+async def test_rows_of_a_worker_of_v0_have_their_own_names_with_and_without_verls_priority(run):
+    made = [await run(Server("1"), {**ROW, **more}) for more in ({}, {}, {"priority": 5})]
+    first, second, third = (each.extra_fields["episode_id"] for each in made)
+    assert first != second
+    assert third == "u/5"
+
+
 async def test_the_v0_trainer_refuses_several_segments(run, monkeypatch):
     original = agent_loop.to_records
     monkeypatch.setattr(agent_loop, "to_records", lambda trajectory: original(trajectory) + original(trajectory))
@@ -131,12 +167,34 @@ def test_max_length_is_verls_to_set():
         loop_with(Server(), limits={"max_length": 3})
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"limits": {"max_turns": "3"}}, r"limits: .*Limits\.max_turns: expected an integer >= 1, got '3'\. Change"),
+        ({"limits": {"max_turn": 3}}, r"limits: expected options among .*max_turns.*got 'max_turn'\. Did you mean"),
+        ({"limits": 3}, r"limits: expected Limits\(…\), or an object with some of its fields, got 3"),
+        ({"chat_options": {"history": "x"}}, r"chat_options: .*ChatOptions\.history: expected one of keep, rerender"),
+        ({"max_tokens": 0}, r"max_tokens: expected None or an integer >= 1, got 0"),
+    ],
+)
+def test_a_value_that_its_key_does_not_take_is_refused_by_its_field(entry, message):
+    with pytest.raises(ValueError, match=message):
+        loop_with(Server(), **entry)
+
+
+@pytest.mark.parametrize("entry", [{"max_token": 5}, {"limit": {"max_turns": 2}}, {"max_turns": 2}, {"env_kwarg": {}}])
+def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
+    known = "env, env_kwargs, limits, max_tokens, chat_options"
+    with pytest.raises(ConfigError, match=f"^EnvAgentLoop: expected keys among {known}, got {next(iter(entry))!r}"):
+        loop_with(Server(), **entry)
+
+
 def test_a_row_of_the_dataset_is_the_whole_task_again():
     label, metadata = {"any": [1, None]}, {"depth": [{"x": 1.5}]}
     rows = list(dataset([Task("one", label, "a", metadata=metadata, seed=4), Task("two", task_id="b")]))
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
     assert json.loads(rows[0]["reward_model"]["ground_truth"]) == label
-    back = task_of([], rows[0], "u")
+    back = task_of([], rows[0], "u", EnvSource(Guess))
     assert back == Task([{"role": "user", "content": "one"}], label, "a", metadata=metadata, seed=4)
 
 

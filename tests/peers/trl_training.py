@@ -110,9 +110,14 @@ def checks_of(trainer, out, trajectories, columns):
     return {"rows": rows, "columns": sorted(columns)}
 
 
-def zero(completions, reward, **columns):
+def zero(completions, reward, failed, **columns):
     """Rewards with a 0 for an episode that has none."""
     return [value or 0.0 for value in reward]
+
+
+def brevity(completions, failed, **columns):
+    """A second reward, without a value for a failed episode."""
+    return [None if lost else -1.0 for lost in failed]
 
 
 def trained(name, *, max_steps=1, is_masked=False, group=8, reward_func=reward):
@@ -163,7 +168,9 @@ def main():
     else:
         made = {name: trained(name) for name in ("tool_use", "guess_number")}
         made["math_retry"] = trained("math_retry", max_steps=3)
-        made["right"], made["zero"] = (trained("right", group=4, reward_func=each) for each in (reward, zero))
+        made["right"], made["zero"] = (
+            trained("right", group=4, reward_func=each) for each in ([reward, brevity], zero)
+        )
         print(json.dumps(made))
 
 

@@ -193,6 +193,8 @@ async def test_turns_are_limited_by_the_environment_unless_the_executor_has_limi
 
     made = [executor(agent_cls=Agent), executor(agent_cls=Agent, limits=Limits(max_turns=4))]
     assert [len((await execute(each, LLM("hi")))["action_ranges"]) for each in made] == [3, 4]
+    Agent.max_length = 12
+    assert [len(sound(await execute(each, LLM("x" * 99)))["observation_tokens"]) > 12 for each in made] == [False, True]
 
 
 async def test_12_without_log_probabilities_there_are_none_in_any_sample():

@@ -31,7 +31,7 @@ from agentenv._util.http.server import Server
 from agentenv.chat.chat import Chat
 from agentenv.core.arguments import whole_number
 from agentenv.core.engine import Engine
-from agentenv.core.types import Limits, SamplingParams, StopReason
+from agentenv.core.types import Limits, SamplingParams, StopReason, own_limits
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
@@ -83,7 +83,7 @@ class GymServer(Server):
         engine: samples them; it must return log-probabilities.
         chat: the policy's tokenizer and template.
         sampling: defaults for rows.
-        limits: limits of each episode.
+        limits: limits of each episode; None: those of the environment's class, and the defaults.
         options: options of the server.
 
     Raises:
@@ -111,7 +111,10 @@ class GymServer(Server):
         """Episodes with a reward, episodes without one, and refused requests."""
         self.in_flight = 0
         self._source, self._engine, self._chat = source, engine, chat
-        self._sampling, self._limits = sampling or SamplingParams(), limits or Limits()
+        self._sampling, self._limits = (
+            sampling or SamplingParams(),
+            limits or Limits(**own_limits(getattr(source, "cls", None))),
+        )
         self._numbers = itertools.count()
 
     def _routes(self) -> list[Route]:

@@ -19,7 +19,7 @@ NeMo RL's interface has no place for these:
   itself asks for it.
 - `reset`. Rows exist before the environment does: `TaskProcessor` asks it for its first observation.
 - Limits. NeMo RL does not tell the environment that it cut an episode: the episode is closed after `idle_s`, without
-  `on_truncate`.
+  `on_truncate`. The class's `max_turns` limit an episode here, too.
 - GPUs. `create_env` requests none, and Ray may hide them from the actor: name a reward model as `ray:MODEL`, with
   `rm_args: {num_gpus: 1}`, or a server's address.
 - Tokens. The action is text without its special tokens, so that `step` sees the `action_ids` of that text, and neither

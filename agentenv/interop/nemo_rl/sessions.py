@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance, StepState
-from agentenv.core.types import Limits, Message, StepResult, Task
+from agentenv.core.types import Limits, Message, StepResult, Task, own_limits
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource
@@ -73,7 +73,8 @@ class Sessions:
     ) -> None:
         self.num_started = self.num_ended = self.num_abandoned = self.num_failed = 0
         self._source = source
-        self._limits = Limits(max_length=_NO_LIMIT, max_turns=_NO_LIMIT, step_timeout_s=step_timeout_s)
+        max_turns = own_limits(source.cls, max_turns=_NO_LIMIT)["max_turns"]
+        self._limits = Limits(max_length=_NO_LIMIT, max_turns=max_turns, step_timeout_s=step_timeout_s)
         self._idle_s = idle_s
         self._check_prompt = check_prompt
         self._parse = parse

@@ -26,7 +26,7 @@ from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.messages import check_open
 from agentenv.core.step_dict import to_sampling
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Limits, Message, SamplingParams, StopReason, Task
+from agentenv.core.types import Limits, Message, SamplingParams, StopReason, Task, own_limits
 from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
@@ -118,8 +118,8 @@ class AgentExecutor:
     agent_kwargs: ClassVar[Mapping[str, Any]] = {}
     """Arguments of the environment's constructor."""
     limits: ClassVar[Limits] = Limits(max_turns=10_000)
-    """Budgets that the caller does not give; `max_length` is always the caller's. Without them, `max_turns` is that of
-    `agent_cls`."""
+    """Budgets that the caller does not give; `max_length` is always the caller's. Without them, `max_turns` and a
+    smaller `max_length` are those of `agent_cls`."""
     on_error: ClassVar[Literal["mask", "raise"]] = "mask"
     """What OpenRLHF gets for a failed episode. `mask`: a sample of one action token with the log `failed` = 1.0 and the
     mean reward of its siblings, which leaves their mean as it is. `raise`: an InfraError, which ends OpenRLHF's job."""
@@ -374,9 +374,9 @@ class AgentExecutor:
         limits = replace(type(self).limits, max_length=max_length)
         if self.max_steps is not None:
             limits = replace(limits, max_turns=self.max_steps)
-        own: int | None = getattr(self.agent_instance_cls, "max_turns", None)
-        if own is not None and type(self).limits is AgentExecutor.limits:
-            limits = replace(limits, max_turns=min(own, limits.max_turns))
+        if type(self).limits is AgentExecutor.limits:
+            own = own_limits(self.agent_instance_cls, max_turns=limits.max_turns, max_length=max_length)
+            limits = replace(limits, **own)
         if images and hasattr(tokenizer, "image_processor"):
             raise ConfigError(
                 f"{type(self).__name__}.execute: expected text only, got {len(images)} images and a processor for "

@@ -23,7 +23,7 @@ from typing import Any
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
@@ -33,6 +33,7 @@ from agentenv.interop.hosted import (
     FailureCount,
     chat_of,
     client_params,
+    limits_of,
     problem_of,
     run_planned,
     task_dataset,
@@ -128,8 +129,9 @@ class EnvGenerator:
     """An installed environment's name, `module:Attr`, `FILE.py:Attr`, or the class."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
-    limits: Limits = field(default_factory=Limits)
-    """Time limits of each episode; `max_turns` and `max_length` are SkyRL's."""
+    limits: Limits | Mapping[str, Any] | None = None
+    """Time limits of each episode: `Limits`, or fields by name. `max_turns` and `max_length` are the smaller of
+    SkyRL's and the class's."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
     """How messages become tokens."""
     model: str | None = None
@@ -169,12 +171,16 @@ class EnvGenerator:
         ids, params = input_batch["trajectory_ids"], dict(input_batch["sampling_params"])
         rows = zip(input_batch["prompts"], input_batch["env_extras"], ids, strict=True)
         planned = [
-            PlannedEpisode(task_of(prompt, row, each.instance_id), each.repetition_id) for prompt, row, each in rows
+            PlannedEpisode(task_of(prompt, row, each.instance_id, self.source), each.repetition_id)
+            for prompt, row, each in rows
         ]
         limits = replace(
-            self.limits,
-            max_turns=self.config.max_turns,
-            max_length=self.config.max_input_length + self.config.sampling_params.max_generate_length,
+            limits_of(self.limits, self.source.cls, "EnvGenerator.limits"),
+            **own_limits(
+                self.source.cls,
+                max_turns=self.config.max_turns,
+                max_length=self.config.max_input_length + self.config.sampling_params.max_generate_length,
+            ),
         )
         version = getattr(self.client, "weight_version", None)
         salt = None  # what SkyRL's own generator salts the servers' caches with: the weights at the start of the call

@@ -17,7 +17,7 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv
 
 from agentenv._util.loop_thread import run_sync
 from agentenv.core.messages import as_messages
-from agentenv.core.types import Limits, Message
+from agentenv.core.types import Limits, Message, own_limits
 from agentenv.errors import ConfigError
 from agentenv.interop.hosted import stepped_source, task_of, text_episode
 
@@ -57,8 +57,9 @@ class EnvText(BaseTextEnv):  # type: ignore[misc]
             EpisodeFailed: the environment raised.
             ConfigError: the environment has tools or settings of sampling, which SkyRL's generator does not read.
         """
-        limits = Limits(max_length=_MAX_CHARS, max_turns=self._extras["max_turns"])
-        self._episode = text_episode(self._source, task_of(prompt, self._extras, "task"), limits)
+        own = own_limits(self._source.cls, max_turns=self._extras["max_turns"])
+        limits = Limits(**{**own, "max_length": _MAX_CHARS})
+        self._episode = text_episode(self._source, task_of(prompt, self._extras, "task", self._source), limits)
         messages = run_sync(self._episode.begin())
         self._check()
         return as_messages(messages), {}

@@ -16,6 +16,7 @@ no file: our plugin registers it as `agentenv/NAME`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from typing import Any
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
@@ -44,8 +45,15 @@ from agentenv.interop.hosted import (
     task_of,
 )
 from agentenv.interop.verl.records import to_records
+from agentenv.rewards.loading import settings_from
 
 _WHERE = "EnvAgentLoop"
+_KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")
+"""Keys of an entry, besides `name` and hydra's own."""
+_OF_VERL = frozenset(("name", "processor", "hf_model_type"))
+"""Further arguments whose values a YAML file may hold, too. verl's others are objects."""
+_ROWS = itertools.count()
+"""Numbers of the rows that verl does not number."""
 
 
 def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
@@ -146,11 +154,14 @@ class EnvAgentLoop:
         tokenizer: the policy's.
         env: an installed environment's name, `module:Attr` or `FILE.py:Attr`.
         env_kwargs: arguments of its constructor.
-        limits: fields of `Limits`, without `max_length`: verl's `rollout.prompt_length` and `rollout.response_length`
-            limit the tokens.
+        limits: fields of `Limits`, by default with the class's `max_turns`. Without `max_length`: verl's
+            `rollout.prompt_length` and `rollout.response_length` limit the tokens, or the class's, if that is less.
         max_tokens: maximum number of new tokens of one action; None: the room that is left.
         chat_options: fields of `ChatOptions`; `data.apply_chat_template_kwargs` goes to `chat_template_kwargs`.
         others: what verl passes besides, which is not used.
+
+    Raises:
+        ConfigError: the entry has an unknown key, or a value that its key does not take.
     """
 
     def __init__(
@@ -165,20 +176,25 @@ class EnvAgentLoop:
         chat_options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
+        for key, value in others.items():
+            if key not in _OF_VERL and isinstance(plain(value), str | float | int | list | dict | None):
+                raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.")
         config = trainer_config.config
-        self._seed, rollout = config.data.get("seed"), config.actor_rollout_ref.rollout
+        rollout = config.actor_rollout_ref.rollout
         self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
-        self._server, self._tokenizer, self._max_tokens = server_manager, tokenizer, max_tokens
+        self._server, self._tokenizer = server_manager, tokenizer
+        self._sampling = SamplingParams(max_tokens=max_tokens, seed=config.data.get("seed"))
         self._source = _source(env, json.dumps(plain(env_kwargs) or {}, sort_keys=True))
-        given = plain(limits) or {}
-        if "max_length" in given:
+        given = plain(limits)
+        if isinstance(given, dict) and "max_length" in given:
             raise ConfigError(
                 f"{_WHERE}.limits: expected no max_length, got {given['max_length']!r}. Set verl's "
                 "rollout.prompt_length and rollout.response_length."
             )
-        self._limits = Limits(max_length=self._max_prompt + self._max_response, **given)
-        template = plain(config.data.get("apply_chat_template_kwargs")) or {}
-        self._options = ChatOptions(**{"chat_template_kwargs": template, **(plain(chat_options) or {})})
+        own = own_limits(self._source.cls, max_length=self._max_prompt + self._max_response)
+        self._limits = settings_from(f"{_WHERE}.limits", given, Limits(**own))
+        template = ChatOptions(chat_template_kwargs=plain(config.data.get("apply_chat_template_kwargs")) or {})
+        self._options = settings_from(f"{_WHERE}.chat_options", plain(chat_options), template)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Run one episode and return its AgentLoopOutput; in verl's v1 trainer a list, one for each segment.
@@ -197,10 +213,11 @@ class EnvAgentLoop:
             more={"priority": int(row["priority"])} if "priority" in row else {},
         )
         chat = chat_of(self._tokenizer, self._options)
-        setup = EpisodeSetup(engine, chat, SamplingParams(max_tokens=self._max_tokens, seed=self._seed), self._limits)
-        task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")))
-        # v1 numbers the siblings, v0 all rows of a step.
-        planned = PlannedEpisode(task, int(row.get("session_id", row.get("priority", 0))))
+        setup = EpisodeSetup(engine, chat, self._sampling, self._limits)
+        task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")), self._source)
+        # v1 numbers the siblings, v0's manager all rows of a step; a worker without a manager none.
+        number = row.get("session_id", row.get("priority"))
+        planned = PlannedEpisode(task, next(_ROWS) if number is None else int(number))
         (trajectory,) = await run_planned(self._source, setup, [planned])
         FailureCount(_WHERE).add(problem_of(trajectory))
         outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]

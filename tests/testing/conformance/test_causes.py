@@ -28,7 +28,7 @@ SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the ep
     ("line", "says"),
     [
         ('said = states["action"]', "`states` has no 'action'. It has action_ids, action_text,"),
-        ('tests = states["metadata"]["tests"]', "The task has no metadata: name rows that have it with --data."),
+        ('tests = states["metadata"]["tests"]', "The task has no metadata: name rows that have it with --data; in"),
         ('tests = metadata.get("tests") + 1', "It happens with every action. The task has no metadata: name rows that"),
         ('found = {}["x"]', "It happens with every action."),
         ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
