@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+from collections import defaultdict
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -26,7 +27,8 @@ from tests.peers.where import ROOT
 
 MODEL = str(ROOT / "agentenv/_assets/tiny-math")
 run_planned = module.run_planned
-COUNT = itertools.count(1)
+COUNTS = defaultdict(itertools.count)
+"""Numbers of the siblings of a group, by the seed that they share."""
 
 
 class Right(MathRetry):
@@ -51,7 +53,7 @@ def failing(base, group):
 
     class Failing(base):
         async def reset(self, states):
-            if next(COUNT) % group == 3:
+            if next(COUNTS[states["seed"]]) % group == 3:
                 raise RuntimeError("one of its group")
             return await super().reset(states)
 
