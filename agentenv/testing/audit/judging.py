@@ -237,12 +237,17 @@ def wrong_answers(facts: Facts) -> Found:
         is_changed_wrong = "wrong/changed" in by_key and "wrong/changed" not in full
         if is_changed_wrong:
             no_number += [single[key] for key in _NO_NUMBER if key in single][:1]
-        if {"hedge/others_first", "hedge/others_last"} <= single.keys():
-            hedged.append(single["hedge/others_last"])
-        elif is_changed_wrong and {"hedge/gold_first", "hedge/gold_last"} <= single.keys():
-            hedged.append(single["hedge/gold_first"])
-        # The label must be the whole answer, so that its beginning is another one.
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
+        said = gold.actions if gold is not None else ()
+        calls = said[:-1] if "<tool_call>" in " ".join(said[:-1]) else ()
+        hedges = {key for key in full if by_key[key].actions[:-1] == calls and by_key[key].actions != said}
+        if calls and "hedge/without_gold" in full:  # the calls may be all that is graded
+            hedges.clear()
+        if {"hedge/others_first", "hedge/others_last"} <= hedges:
+            hedged.append(by_key["hedge/others_last"])
+        elif (is_changed_wrong or calls) and {"hedge/gold_first", "hedge/gold_last"} <= hedges:
+            hedged.append(by_key["hedge/gold_first"])
+        # The label must be the whole answer, so that its beginning is another one.
         labels = [*label.values()] if isinstance(label, Mapping) else [label]
         if "wrong/prefix" in full and gold is not None and any(is_answer(gold.action, each) for each in labels):
             shortened.append(by_key["wrong/prefix"])
