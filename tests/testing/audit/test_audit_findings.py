@@ -523,12 +523,48 @@ class ShelfAlone(Shelf):
         return bool(text)
 
 
-@pytest.mark.parametrize(("cls", "found"), [(Shelf, {"hedging"}), (StrictShelf, set()), (ShelfAlone, set())])
-async def test_a_hedge_behind_the_calls_of_gold_is_found_for_a_field_of_the_label(cls, found):
+class ShelfUngraded(StrictShelf):
+    """Only the word is graded."""
+
+    async def reset(self, states):
+        self.label = states["label"]
+        return await super().reset(states)
+
+    async def step(self, states):
+        self.num = states["label"]["num"]
+        return await super().step(states)
+
+
+class ShelfThatTells(ShelfUngraded):
+    """The call is how to find the word."""
+
+    def put(self, num: int) -> str:
+        """Put jars on the shelf.
+
+        Args:
+            num: How many.
+        """
+        return f"Its word: {self.label['word']}."
+
+
+def shelves():
     words = enumerate(["amber", "cobalt", "umber", "ochre"])
     asked = [{"role": "user", "content": "What is on the shelf?"}]
-    rows = [Task(asked, {"word": word, "num": 10 + n}, task_id=f"t{n}") for n, word in words]
-    assert ids(await audited(cls, "hedge", "wrong", "gold", on=rows, repeat=False), "fail") == found
+    return [Task(asked, {"word": word, "num": 10 + n}, task_id=f"t{n}") for n, word in words]
+
+
+@pytest.mark.parametrize(("cls", "found"), [(Shelf, {"hedging"}), (StrictShelf, set()), (ShelfAlone, set())])
+async def test_a_hedge_behind_the_calls_of_gold_is_found_for_a_field_of_the_label(cls, found):
+    assert ids(await audited(cls, "hedge", "wrong", "gold", on=shelves(), repeat=False), "fail") == found
+
+
+@pytest.mark.parametrize(
+    ("cls", "found"), [(ShelfUngraded, {"calls-ungraded"}), (ShelfThatTells, set()), (Shelf, set())]
+)
+async def test_calls_of_gold_whose_values_do_not_matter_are_noted(cls, found):
+    result = await audited(cls, "odd_values", "gold", on=shelves(), repeat=False)
+    assert ids(result, "note") == found
+    assert all("4 tasks solved with other values in gold's calls" in each.summary for each in result.findings)
 
 
 @pytest.mark.long
