@@ -180,7 +180,8 @@ def _with_commands(
             of_task = ["--task", first.task_id]
             if first.policy.startswith((f"farm/{PART}", "other_gold/")):  # it depends on the other tasks
                 of_task = ["--tasks", str(options.num_tasks)] if options.num_tasks != AuditOptions().num_tasks else []
-            found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", first.policy]))
+            policy = "hedge" if each.kind == "hedging" else first.policy  # judged by several variants
+            found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", policy]))
     return found
 
 

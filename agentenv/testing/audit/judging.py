@@ -25,6 +25,11 @@ _MOST_GUESSED = 0.75
 """Share of the tasks with the same answer from which a constant guess is more than chance."""
 _WITHOUT = ("no_keys", "null_values", "not_an_object")
 _OTHER_VALUES = ("odd_values/null_values", "odd_values/number_values", "odd_values/text_values")
+_HEDGES = (
+    ("hedge/others", "hedge/others_last", "hedge/others_first"),
+    ("hedge/changed", "hedge/gold_first", "hedge/gold_last"),
+)
+"""A wrong answer alone, which must not solve the task, and beside the right one."""
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
 _COUNTED = r"\b(?:attempts?|tries|try|turns?|calls?|guess(?:es)?|moves?|steps?|questions?|hints?|lives|patience|budget)"
 _BELOW_0 = re.compile(
@@ -243,12 +248,8 @@ def wrong_answers(facts: Facts) -> Found:
         said = gold.actions if gold is not None else ()
         calls = said[:-1] if "<tool_call>" in " ".join(said[:-1]) else ()
         hedges = {key for key in full if by_key[key].actions[:-1] == calls and by_key[key].actions != said}
-        if calls and "hedge/without_gold" in full:  # the calls may be all that is graded
-            hedges.clear()
-        if {"hedge/others_first", "hedge/others_last"} <= hedges:
-            hedged.append(by_key["hedge/others_last"])
-        elif (is_changed_wrong or calls) and {"hedge/gold_first", "hedge/gold_last"} <= hedges:
-            hedged.append(by_key["hedge/gold_first"])
+        found = [by_key[both[0]] for alone, *both in _HEDGES if alone not in full and {*both} <= hedges]
+        hedged += found[:1]
         # The label must be the whole answer, so that its beginning is another one.
         labels = [*label.values()] if isinstance(label, Mapping) else [label]
         if "wrong/prefix" in full and gold is not None and any(is_answer(gold.action, each) for each in labels):

@@ -709,5 +709,6 @@ _HEDGES: Mapping[str, Act] = {
     "gold_last": lambda view: _hedged(view, lambda view: change_answer(view.gold), lambda view: view.gold),
     "others_last": lambda view: _hedged(view, lambda view: view.gold, _others_like),
     "others_first": lambda view: _hedged(view, _others_like, lambda view: view.gold),
-    "without_gold": lambda view: _hedged(view, lambda view: _others_like(view) or change_answer(view.gold)),
+    "changed": lambda view: _hedged(view, lambda view: change_answer(view.gold)),
+    "others": lambda view: _hedged(view, _others_like),
 }
