@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -124,7 +125,8 @@ class Game:
     screen: Screen
     given_seed: int | None
     with_model: bool
-    num_started: int = 0
+    num_started: Counter[str] = field(default_factory=Counter)
+    """Episodes that were started of each task, by its id."""
     num_tasks: int = 1
     """Tasks that were started."""
 
@@ -148,8 +150,9 @@ class Game:
         """Play until the player quits, and return the exit code."""
         again = True
         while again:
-            key = EpisodeKey(f"{self.task.task_id}/{self.num_started}", self.task.task_id, seed=self.seed)
-            self.num_started += 1
+            task_id = self.task.task_id
+            key = EpisodeKey(f"{task_id}/{self.num_started[task_id]}", task_id, seed=self.seed)
+            self.num_started[task_id] += 1
             make = partial(create, self.source.cls, self.source.kwargs)
             episode = SteppedEpisode(make, self.task, chat=self.chat, limits=self.limits, key=key)
             try:

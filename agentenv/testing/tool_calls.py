@@ -22,7 +22,7 @@ _ENDING = re.compile(
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _LATE = re.compile(r"\bError: (\S+) returned no result within [\d.]+ s\.")
 """As `agentenv.tools.answer_calls` writes it."""
-_READING = re.compile(
+READING = re.compile(
     r"(?:get|list|find|search|read|show|look|check|view|fetch|query|describe|inspect|open|print)", re.I
 )
 _MAX_IDS = 100
@@ -84,7 +84,7 @@ def with_every_id(action: str, seen: str) -> str:
         name, arguments = only_call(found[0])
         listed = {key: _listed_like(value, key, seen) for key, value in arguments.items()}
         key = max(listed, key=lambda each: len(listed[each]), default="")
-        if _READING.match(name) or len(listed.get(key, ())) < 2:
+        if READING.match(name) or len(listed.get(key, ())) < 2:
             return found[0]
         return "\n".join(call_text(name, {**arguments, key: each}) for each in listed[key][:_MAX_IDS])
 

@@ -123,8 +123,8 @@ def test_next_plays_the_next_task_and_after_the_last_one_the_first(door, monkeyp
     assert [word for word in out.split() if word in ("d0", "d1")] == ["d0", "d1", "d0"]
     assert "seed=5" in out
     assert "label: None" in out
-    tasks = [each.task.task_id for each in read_trajectories(door / "run")]
-    assert tasks[-2:] == ["d1", "d0"]
+    names = [each.episode_id for each in read_trajectories(door / "run")]
+    assert names == ["d0/0", "d1/0", "d0/1"]
 
 
 def test_an_environment_whose_gold_fails_is_reported_and_the_episode_continues(door, monkeypatch, capsys):

@@ -180,7 +180,8 @@ def _with_commands(
             of_task = ["--task", first.task_id]
             if first.policy.startswith((f"farm/{PART}", "other_gold/")):  # it depends on the other tasks
                 of_task = ["--tasks", str(options.num_tasks)] if options.num_tasks != AuditOptions().num_tasks else []
-            found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", first.policy]))
+            policy = "hedge" if each.kind == "hedging" else first.policy  # judged by several variants
+            found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", policy]))
     return found
 
 
@@ -204,6 +205,16 @@ def _lost(plays: Sequence[Play], budget: Budget) -> tuple[str, ...]:
     return tuple(name for name in own if all(play.failed_outside for play in own[name]))
 
 
+def _without_action(applied: Mapping[str, Sequence[Play]]) -> Iterator[str]:
+    """Return the policies that had nothing to say beside gold, or no tool to call, by what they would have tried."""
+    golds = {play.task_id: play.actions for play in applied.get("gold", ()) if play.key == "gold"}
+    hedges = [p for p in applied.get("hedge", ()) if p.actions != golds.get(p.task_id, ())[: len(p.actions)]]
+    if golds and not hedges:
+        yield "right and wrong answers together: the last action of `gold` has no number and no text of its label"
+    if "calls" not in applied:
+        yield "calls of tools: none are offered"
+
+
 def _not_examined(
     plays: Sequence[Play], tasks: Sequence[Task], drawn: Sequence[Task], options: AuditOptions, marks: set[str],
     budget: Budget,
@@ -225,8 +236,8 @@ def _not_examined(
     applied = _applied(plays, budget)
     if not budget.left_out["gold"] and "gold" not in applied:
         yield "wrong, hedged, odd and repeated gold actions: `gold` returns none"
-    if not options.policies and not budget.num_left_out and "calls" not in applied:
-        yield "calls of tools: none are offered"
+    if not options.policies and not budget.num_left_out:
+        yield from _without_action(applied)
     if not options.repeat:
         yield "repetitions, and another time of day (--no_repeat)"
     if marks:

@@ -16,6 +16,7 @@ from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
 from agentenv.testing.audit.policies import LONG_NAMES, NUM_TOGETHER, is_answer, items_of, label_text, last_value
+from agentenv.testing.tool_calls import READING, only_call
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
@@ -23,6 +24,12 @@ _MANY_TRIVIAL, _SOME_TRIVIAL = 0.5, 0.2
 _MOST_GUESSED = 0.75
 """Share of the tasks with the same answer from which a constant guess is more than chance."""
 _WITHOUT = ("no_keys", "null_values", "not_an_object")
+_OTHER_VALUES = ("odd_values/null_values", "odd_values/number_values", "odd_values/text_values")
+_HEDGES = (
+    ("hedge/others", "hedge/others_last", "hedge/others_first"),
+    ("hedge/changed", "hedge/gold_first", "hedge/gold_last"),
+)
+"""A wrong answer alone, which must not solve the task, and beside the right one."""
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
 _COUNTED = r"\b(?:attempts?|tries|try|turns?|calls?|guess(?:es)?|moves?|steps?|questions?|hints?|lives|patience|budget)"
 _BELOW_0 = re.compile(
@@ -237,12 +244,13 @@ def wrong_answers(facts: Facts) -> Found:
         is_changed_wrong = "wrong/changed" in by_key and "wrong/changed" not in full
         if is_changed_wrong:
             no_number += [single[key] for key in _NO_NUMBER if key in single][:1]
-        if {"hedge/others_first", "hedge/others_last"} <= single.keys():
-            hedged.append(single["hedge/others_last"])
-        elif is_changed_wrong and {"hedge/gold_first", "hedge/gold_last"} <= single.keys():
-            hedged.append(single["hedge/gold_first"])
-        # The label must be the whole answer, so that its beginning is another one.
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
+        said = gold.actions if gold is not None else ()
+        calls = said[:-1] if "<tool_call>" in " ".join(said[:-1]) else ()
+        hedges = {key for key in full if by_key[key].actions[:-1] == calls and by_key[key].actions != said}
+        found = [by_key[both[0]] for alone, *both in _HEDGES if alone not in full and {*both} <= hedges]
+        hedged += found[:1]
+        # The label must be the whole answer, so that its beginning is another one.
         labels = [*label.values()] if isinstance(label, Mapping) else [label]
         if "wrong/prefix" in full and gold is not None and any(is_answer(gold.action, each) for each in labels):
             shortened.append(by_key["wrong/prefix"])
@@ -316,6 +324,20 @@ def every_id(facts: Facts) -> Found:
     summary = f"{tasks_of(found)} solved by gold's calls for every id that results list"
     # A warning: what these calls did beside gold's, if anything, is the environment's to know.
     yield from findings_of("hack-earns", "warn", summary, found, policy="every_id", detail=actions_of)
+
+
+def ungraded_calls(facts: Facts) -> Found:
+    """Find tasks that are solved with any values in gold's calls, which do not only read what the answer is."""
+    found = []
+    for task_id, gold in facts.gold.items():
+        names = [name for name, _ in map(only_call, gold.actions) if name]
+        told = normal("\n".join(step.observation for step in gold.steps))
+        is_told = any(needle.within(told) for needle in needles("", (gold.action,)))
+        others = [p for p in facts.by_task[task_id] if p.key in _OTHER_VALUES and p.actions != gold.actions]
+        if facts.full(gold) and not is_told and others and all(map(facts.full, others)):
+            found += others[:1] if not all(map(READING.match, names)) else []
+    summary = f"{tasks_of(found)} solved with other values in gold's calls: is what they do graded?"
+    yield from findings_of("calls-ungraded", "note", summary, found, detail=actions_of)
 
 
 def beyond_gold(facts: Facts) -> Found:
@@ -646,7 +668,7 @@ def limits_passed(facts: Facts) -> Found:
 
 JUDGES: Sequence[Callable[[Facts], Found]] = (
     empty_actions, gold_plays, attacks, guesses, answers_of_others, trivial_tasks, wrong_answers, refused_lengths,
-    no_values, every_id, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores, ranges,
-    slow_steps, forged_tokens, unrated, repeats, limits_passed,
+    no_values, every_id, ungraded_calls, beyond_gold, scored_part, contradicting, disagreeing, errors, missing_scores,
+    ranges, slow_steps, forged_tokens, unrated, repeats, limits_passed,
 )  # fmt: skip
 """In the order of their findings."""

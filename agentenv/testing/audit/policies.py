@@ -496,13 +496,31 @@ def _joined(*texts: str | None) -> str | None:
     return None if None in texts else "\n\n".join(map(str, texts))
 
 
+def _hedged(view: View, *parts: Callable[[View], str | None]) -> str | None:
+    """Return the parts as one answer; gold on a turn on which it calls tools."""
+    return view.gold if "<tool_call>" in (view.gold or "") else _joined(*(part(view) for part in parts))
+
+
 def _others_like(view: View) -> str | None:
-    """Return the labels of other rows, each in the form of gold; None if gold does not hold the label of its row."""
-    own = label_text(view.label)
-    if view.gold is None or len(own) < _SHORTEST_CUT or own not in view.gold or own.isdecimal():
-        return None
-    others = [text for text in map(label_text, view.others) if text and text != own and len(text) <= 60]
-    return "\n\n".join(view.gold.replace(own, text) for text in dict.fromkeys(others[:8])) or None
+    """Return the labels of other rows, each in the form of gold; None if gold does not hold the label of its row.
+
+    Of a label that is an object, those fields count that end as gold does: others may be the name of a function.
+    """
+    gold, found = view.gold or "", list[str]()
+    own = {key: text for key, text in _fields(view.label).items() if text in gold and not text.isdecimal()}
+    if isinstance(view.label, Mapping):
+        own = {key: text for key, text in own.items() if is_answer(gold, text)}
+    for fields in map(_fields, view.others):
+        said = gold
+        for key, text in own.items():
+            other = fields.get(key, "")
+            said = said.replace(text, other) if len(text) >= _SHORTEST_CUT and 0 < len(other) <= 60 else said
+        found += [said] if said != gold else []
+    return "\n\n".join(dict.fromkeys(found[:8])) or None
+
+
+def _fields(label: Any) -> dict[str, str]:
+    return {str(key): label_text(each) for key, each in (label if isinstance(label, Mapping) else {"": label}).items()}
 
 
 def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, list[AuditPolicy]]:
@@ -687,8 +705,10 @@ _LONG_TEXT = " ".join(
 )  # fmt: skip
 _REASONS: Mapping[str, str] = {"short": "Let me think about it.", "long": _LONG_TEXT}
 _HEDGES: Mapping[str, Act] = {
-    "gold_first": lambda view: _joined(view.gold, change_answer(view.gold)),
-    "gold_last": lambda view: _joined(change_answer(view.gold), view.gold),
-    "others_last": lambda view: _joined(view.gold, _others_like(view)),
-    "others_first": lambda view: _joined(_others_like(view), view.gold),
+    "gold_first": lambda view: _hedged(view, lambda view: view.gold, lambda view: change_answer(view.gold)),
+    "gold_last": lambda view: _hedged(view, lambda view: change_answer(view.gold), lambda view: view.gold),
+    "others_last": lambda view: _hedged(view, lambda view: view.gold, _others_like),
+    "others_first": lambda view: _hedged(view, _others_like, lambda view: view.gold),
+    "changed": lambda view: _hedged(view, lambda view: change_answer(view.gold)),
+    "others": lambda view: _hedged(view, _others_like),
 }

@@ -214,9 +214,7 @@ def _finding_parts(each: AuditFinding) -> list[Any]:
     severity: Severity = "note" if each.allowed else each.severity
     head = Text(f"{'allowed' if each.allowed else each.severity:7} ", _STYLES[severity])
     parts: list[Any] = [head.append(f"{each.id}: {each.summary}", "not bold default")]
-    if each.severity == "note" and not each.allowed:
-        return parts
-    body = [Text(each.why, "dim")]
+    body = [] if each.severity == "note" and not each.allowed else [Text(each.why, "dim")]
     if each.allowed:
         body.append(Text(f"allowed: {each.allowed}", "dim"))
     else:

@@ -63,6 +63,8 @@ _END_S = 1.0
 T = TypeVar("T")
 _TOOL_TASKS = 8
 """Rows for which the offered tools are looked up, all at once."""
+_MAX_ROWS, _NUM_ROWS = 64, 4
+"""Rows that are read for `further_tasks`, and how many those are at most."""
 _MAX_GOLD_TURNS = 256
 """Maximum number of turns for solving a task with gold actions."""
 
@@ -329,6 +331,26 @@ class ConformanceContext:
         if any(tools for _, tools in self.offers[:num]):
             return []
         return [task for task, tools in self.offers[num:] if tools][:1]
+
+    @property
+    def further_tasks(self) -> list[Task]:
+        """Rows of the data beside the tasks to run, spread evenly."""
+        if self.options.task is not None or self.uses_default_task:
+            return []
+        found = [tasks for tasks in self.rows(_MAX_ROWS).values() if not isinstance(tasks, AgentEnvError)]
+        rows = found[0] if found else []
+        return rows[2 :: max(1, len(rows) // _NUM_ROWS)][:_NUM_ROWS]
+
+    @property
+    def cases_of_others(self) -> list[EpisodeCase]:
+        """An episode of each row but the first: calls of every tool before the last gold action, or the label."""
+        cases, tools = [], self.tools
+        for task in [*self.tasks[1:], *self.further_tasks][::-1]:
+            seed = 0 if task.seed is None else task.seed
+            gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, seed)[0]
+            said = (*gold[:-1], *word_calls(tools, task), *(gold[-1:] or [str(task.label)]))
+            cases.append(EpisodeCase(task, "another row", Script(said, self.avoided), seed, len(said)))
+        return cases
 
     @property
     def model_chat(self) -> Chat | None:

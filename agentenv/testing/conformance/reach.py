@@ -38,10 +38,6 @@ _MAX_S = 4.0
 """Time after which no further candidate is played, except for the first ones."""
 _MAX_TURNS, _MAX_REPEATED = 8, 3
 """Turns after the gold actions, and repetitions of the last one."""
-_NUM_ROWS = 4
-"""Further rows whose gold actions are played."""
-_MAX_ROWS = 64
-"""Rows that are read for them."""
 _NUMBERS = ("1", "2", "3", "10", "0", "100")
 _PLACE = re.compile(r"<[^<>\n]{1,30}>|\[[^\[\]\n]{1,30}\]|\{[^{}\n]{1,30}\}")
 _WORD = re.compile(r"[\w.-]+")
@@ -254,11 +250,8 @@ def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
             for number in range(3):
                 name = f"{turns} gold actions, then others {number + 1}"
                 yield _Candidate(name, task, seed, turns, draws=random.Random(number))
-    if context.options.task is None and not context.uses_default_task:
-        found = [tasks for tasks in context.rows(_MAX_ROWS).values() if not isinstance(tasks, AgentEnvError)]
-        rows = found[0] if found else []
-        for row in rows[2 :: max(1, len(rows) // _NUM_ROWS)][:_NUM_ROWS]:
-            yield _Candidate(f"gold of {row.task_id}", row, seed if row.seed is None else row.seed, _MAX_TURNS)
+    for row in context.further_tasks:
+        yield _Candidate(f"gold of {row.task_id}", row, seed if row.seed is None else row.seed, _MAX_TURNS)
     for number in range(6, _MAX_EPISODES):
         yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
 

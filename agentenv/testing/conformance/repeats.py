@@ -165,7 +165,8 @@ _FIXES = {
     "in another time zone": "Name the zone: `datetime.fromtimestamp(seconds, UTC)`.",
     "with another PYTHONHASHSEED": "Sort a set before its order matters, and use zlib.crc32 or hashlib, not hash().",
     "in another working directory": "Build paths from Path(__file__).parent, or take them as arguments.",
-    "in another process": "Do not use process ids, ids of objects, or what earlier episodes left in the process.",
+    "in another process": "Do not use process ids, ids of objects, or what earlier episodes, also of other rows, left "
+    "in the module or class.",
 }
 _HASH_SEEDS = ("1", "2", "3")
 """A small set may have the same order with two seeds."""
@@ -192,7 +193,8 @@ def portability(context: ConformanceContext) -> list[Problem]:
     here = _Elsewhere(_facts(context), {})
     with tempfile.TemporaryDirectory() as folder:
         for seed in _HASH_SEEDS:
-            there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True)
+            is_last = seed == _HASH_SEEDS[-1]
+            there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True, after_others=is_last)
             if there.error or _first(here, there):
                 return [_cause(context, here, there, seed, folder)]
         files = {inspect.getfile(cls) for cls in own_classes(context.agent_cls)}
@@ -200,7 +202,7 @@ def portability(context: ConformanceContext) -> list[Problem]:
             if file not in files or name == "PYTHONHASHSEED":
                 continue
             other = None if name in os.environ else "1"
-            changed = _run(context, seed, folder, {**_OTHER_ZONE, name: other}, shifts_clock=True)
+            changed = _run(context, seed, folder, {**_OTHER_ZONE, name: other}, shifts_clock=True, after_others=True)
             failed = changed.error or any(facts["error"] for facts in changed.episodes)
             found = None if failed else _first(there, changed)  # an error that names the variable is fine
             if found:
@@ -256,8 +258,12 @@ def _run(
     variables: Mapping[str, str | None] = {},
     *,
     shifts_clock: bool = False,
+    after_others: bool = False,
 ) -> _Elsewhere:
-    """Run the episodes of all cases in a new process: with a hash seed, in a folder, with variables, at a time."""
+    """Run the episodes of all cases in a new process: with a hash seed, in a folder, with variables, at a time.
+
+    `after_others`: episodes of other rows come first, so that what they leave for others shows.
+    """
     paths = [os.path.abspath(path) for path in sys.path]
     options = context.options if folder is None else _with_absolute_paths(context.options)
     environ = {**os.environ, **variables, "PYTHONHASHSEED": hash_seed}
@@ -265,7 +271,7 @@ def _run(
         request, answer = Path(files, "request"), Path(files, "answer")
         try:
             # In the opposite order, so that what an episode leaves for another one shows.
-            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases[::-1])))
+            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases[::-1], after_others)))
         except (pickle.PickleError, TypeError, AttributeError) as error:
             raise NotApplicable(f"another process cannot load it: {error}") from error
         command = [sys.executable, "-c", _CODE, str(request), str(answer), "shifted" if shifts_clock else "as it is"]
@@ -305,7 +311,9 @@ def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:
     return replace(options, target=target, env_kwargs=kwargs, data=data, model=model)
 
 
-def run_elsewhere(options: ConformanceOptions, cases: list[EpisodeCase], answer: str, *, shifts_clock: bool) -> None:
+def run_elsewhere(
+    options: ConformanceOptions, cases: list[EpisodeCase], after_others: bool, answer: str, *, shifts_clock: bool
+) -> None:
     """Run the episodes of the cases, the first of this process, and write what they show to the file `answer`."""
     clock: AbstractContextManager[dict[tuple[str, int], None]] = shifted_clock() if shifts_clock else nullcontext({})
     with _recorded_reads() as reads, shortened_sleeps(lambda seconds: True), clock as clock_reads:
@@ -314,6 +322,8 @@ def run_elsewhere(options: ConformanceOptions, cases: list[EpisodeCase], answer:
         episodes, outage = [], None
         try:
             context.require_steps()
+            if after_others:
+                context.run(context.run_separately(context.cases_of_others))
             episodes = _facts(context)
         except InfraError as error:
             outage = str(error)

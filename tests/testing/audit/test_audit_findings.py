@@ -18,6 +18,7 @@ from agentenv.testing.audit.judging import judge_plays
 from agentenv.testing.audit.policies import all_policies, cut_answer
 from agentenv.testing.audit.report import verdict
 from agentenv.testing.tool_calls import call_text, only_call
+from agentenv.tools import answer_calls, schema_of
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, ids, tasks
 
@@ -479,6 +480,102 @@ async def test_policies_that_an_outage_took_are_named_and_the_audit_has_not_pass
     assert verdict(result).startswith("too little could be judged: an outage" if lost else "passed")
     allowed = await audited(Down, "gold", allowed={"infra-error": "that service is often down"})
     assert allowed.exit_code() != 3
+
+
+class Shelf(AgentInstance):
+    """Put as many as the label says on the shelf, and then say its word, which may be anywhere in the answer."""
+
+    async def reset(self, states):
+        self.num = 0
+        return {**states, "tools": [schema_of(self.put)]}
+
+    def put(self, num: int) -> str:
+        """Put jars on the shelf.
+
+        Args:
+            num: How many.
+        """
+        self.num += num
+        return f"It has {self.num}."
+
+    async def step(self, states):
+        if states["tool_calls"].items:
+            return StepResult(await answer_calls(states["tool_calls"], {"put": self.put}), score=0.0)
+        score = float(self.says(states["action_text"], states["label"]["word"]) and self.num == states["label"]["num"])
+        return StepResult(reward=score, score=score, terminated=True)
+
+    def says(self, text, word):
+        return word in text
+
+    async def gold(self, states):
+        return states["label"]["word"] if states["turn_index"] else call_text("put", {"num": states["label"]["num"]})
+
+
+class StrictShelf(Shelf):
+    def says(self, text, word):
+        return word == text
+
+
+class ShelfAlone(Shelf):
+    """Only what is on the shelf is graded."""
+
+    def says(self, text, word):
+        return bool(text)
+
+
+class ShelfUngraded(StrictShelf):
+    """Only the word is graded."""
+
+    async def reset(self, states):
+        self.label = states["label"]
+        return await super().reset(states)
+
+    async def step(self, states):
+        self.num = states["label"]["num"]
+        return await super().step(states)
+
+
+class ShelfThatTells(ShelfUngraded):
+    """The call is how to find the word."""
+
+    def put(self, num: int) -> str:
+        """Put jars on the shelf.
+
+        Args:
+            num: How many.
+        """
+        return f"Its word: {self.label['word']}."
+
+
+def shelves():
+    words = enumerate(["amber", "cobalt", "umber", "ochre"])
+    asked = [{"role": "user", "content": "What is on the shelf?"}]
+    return [Task(asked, {"word": word, "num": 10 + n}, task_id=f"t{n}") for n, word in words]
+
+
+@pytest.mark.parametrize(("cls", "found"), [(Shelf, {"hedging"}), (StrictShelf, set()), (ShelfAlone, set())])
+async def test_a_hedge_behind_the_calls_of_gold_is_found_for_a_field_of_the_label(cls, found):
+    assert ids(await audited(cls, "hedge", on=shelves(), repeat=False), "fail") == found
+
+
+@pytest.mark.parametrize(
+    ("cls", "found"), [(ShelfUngraded, {"calls-ungraded"}), (ShelfThatTells, set()), (Shelf, set())]
+)
+async def test_calls_of_gold_whose_values_do_not_matter_are_noted(cls, found):
+    result = await audited(cls, "odd_values", "gold", on=shelves(), repeat=False)
+    assert ids(result, "note") == found
+    assert all("4 tasks solved with other values in gold's calls" in each.summary for each in result.findings)
+
+
+@pytest.mark.long
+async def test_an_audit_that_has_no_wrong_answer_to_put_beside_gold_says_so():
+    class Done(envs.Says):
+        async def gold(self, states):
+            return "Done."
+
+    for cls, is_named in [(Done, True), (envs.Says, False)]:
+        result = await audited(cls, repeat=False, on=tasks(1))
+        assert any(line.startswith("right and wrong answers together") for line in result.not_examined) == is_named
 
 
 async def test_episodes_that_a_few_failed_requests_ended_are_played_again(virtual_clock):

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.testing.audit.auditing import AuditOptions, audit_env
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import View, all_policies, change_answer, select_policies, undo
@@ -74,6 +76,17 @@ async def test_an_episode_that_its_policy_leaves_has_not_failed():
     console = Console(record=True, width=200)
     console.print(screen(result))
     assert "1 policy left episodes before the end: wrong" in console.export_text()
+
+
+async def test_a_note_names_a_task_and_the_command_that_plays_it_again():
+    rows = [replace(row, label=label) for row, label in zip(tasks(4), ["1", "77777", "88888", "99999"], strict=True)]
+    options = AuditOptions(policies=("constant",), limits=envs.LIMITS)
+    result = await audit_env(EnvSource(envs.Says), rows, options=options, command=["agentenv", "audit", "says.py"])
+    assert ids(result) == {"guess-earns:constant"}
+    (head, evidence, command, *_) = shown(result, 200)
+    assert head.startswith("note ")
+    assert evidence.split() == ["task", "t0,", "constant/1:", "'1',", "reward", "1"]
+    assert command.strip() == "reproduce: agentenv audit says.py --task t0 --policies constant/1"
 
 
 async def test_a_report_of_hostile_actions_can_be_written_and_shown():

@@ -122,6 +122,14 @@ BROKEN = {
                 taken[:] = [*taken, "it"][-2:]
                 return 0.5 if taken == ["it"] else 0.0
         """, "step", "the same episode in another process"),
+    "what the first row leaves for the others": ("portability", """
+        FIRST_CACHE = {}
+        class Agent(Two):
+            datasets = {"mine": f"{__file__}.jsonl"}
+            async def step(self, states):  # HERE
+                FIRST_CACHE.setdefault("label", states["label"])
+                return StepResult(reward=float(FIRST_CACHE["label"] == states["label"]), terminated=True)
+        """, "step", "the same episode in another process"),
     "a relative path of its data": ("portability", """
         class Agent(Two):
             datasets = {"mine": "agent.py.jsonl"}
