@@ -288,7 +288,7 @@ def same_episodes(a: Side, b: Side) -> str:
     if any(a.flags.get(name) != b.flags.get(name) for name in DRAWS):
         return ""
     graded = [side.config.get("rescored") for side in (a, b)]
-    sources = [Path(facts["run"]) if facts else None for facts in graded]
+    sources = [Path(facts["run"]).resolve() if facts else None for facts in graded]
     for new, old, source, other in (("A", "B", sources[0], b.name), ("B", "A", sources[1], a.name)):
         place = Path(other).resolve()
         if source is not None and (source == place or (source.name == place.name and not source.exists())):  # moved

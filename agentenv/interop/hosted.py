@@ -301,7 +301,8 @@ def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str, sou
     graded = columns.get("reward_model") or columns.get("reward_spec") or {}
     if "ground_truth" not in graded and needs_label(source):
         raise DataError(
-            f"row {task_id}: expected a label in reward_model.ground_truth, got the columns {', '.join(columns)}. "
+            f"row {task_id}: expected a label in ground_truth of reward_model or reward_spec, got the columns "
+            f"{', '.join(columns)}. "
             "Write rows with `dataset`, or set needs_label = False where the environment needs no label."
         )
     return Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)

@@ -96,8 +96,8 @@ class EnvRollout:
     in this process or as a server. Sampling follows them, too, except for `max_tokens`.
 
     A failed episode is a row with one masked token and the reward None: TRL leaves it out of the group's baseline, and
-    its advantage is 0, unless another reward function has a value for it. Such a function has the parameter `failed`,
-    and returns None where that is True.
+    its advantage is 0, unless another reward function has a value for it. Such a function has the parameter `failed` or
+    `reward`, and returns None where that is True or None.
 
     Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
 
@@ -165,16 +165,17 @@ class EnvRollout:
 
         Raises:
             ConfigError: the trainer has an argument that this function cannot follow, or has a reward function
-                that has no parameter `failed`.
+                that has neither parameter, `failed` or `reward`.
             ContractError: an episode has several segments.
             DataError: a prompt has no known task id, or the engine returned no log-probability for an action.
             InfraError: `max_failed_in_a_row` episodes failed.
         """
         for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
-            if function is not reward and "failed" not in inspect.signature(function).parameters:
+            if inspect.signature(function).parameters.keys().isdisjoint({"failed", "reward"}):
                 raise ConfigError(
-                    f"EnvRollout: expected reward functions with the parameter failed, got {name!r}. Return None where "
-                    "it is True: TRL leaves out only rows for which no function has a value."
+                    f"EnvRollout: expected reward functions with the parameter failed or reward, got {name!r}. Return "
+                    "None where failed is True or reward is None: TRL leaves out only rows for which no function has a "
+                    "value."
                 )
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)

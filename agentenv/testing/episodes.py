@@ -55,7 +55,7 @@ class Setup:
     """None: that of an engine that has one, or else a `CharTokenizer`."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits | None = None
-    """None: the class's `max_length`, or else 8192 tokens, and its `max_turns`, or else 16."""
+    """None: the class's `max_turns`, or else 16, and its `max_length` if there is a tokenizer, or else 8192 tokens."""
     chat_options: ChatOptions = field(default_factory=ChatOptions)
     as_messages: bool = True
     """Text prompts become user messages."""
@@ -102,6 +102,8 @@ class Setup:
     def episode_limits(self) -> Limits:
         """Return the limits of each episode."""
         own = own_limits(getattr(self.source(), "cls", None))
+        if self.chat() is stand_in():  # its tokens are characters
+            own.pop("max_length", None)
         return self.limits or Limits(**{"max_length": 8192, **own})
 
     def engine(self) -> Engine:

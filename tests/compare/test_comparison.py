@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from itertools import permutations
 
 import pytest
@@ -176,6 +177,8 @@ def test_a_run_of_the_same_name_in_another_folder_is_not_the_one_that_was_graded
     b = side({"x": [1.0], "y": [1.0]}, "b", config={"rescored": {"run": str(tmp_path / "one" / "base")}})
     assert compare_sides(a, b, by="reward", cluster=None, margin=0.0).episodes is None
     (tmp_path / "one" / "base").rmdir()  # moved
+    assert compare_sides(a, b, by="reward", cluster=None, margin=0.0).episodes is not None
+    b = side({"x": [1.0], "y": [1.0]}, "b", config={"rescored": {"run": os.path.relpath(tmp_path / "two" / "base")}})
     assert compare_sides(a, b, by="reward", cluster=None, margin=0.0).episodes is not None
 
 

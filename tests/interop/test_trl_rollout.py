@@ -3,6 +3,7 @@
 import asyncio
 import math
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -144,10 +145,11 @@ def test_a_reward_function_that_would_be_all_that_a_failed_row_has_is_refused(ro
         return [None if lost else -1.0 for lost in failed]
 
     trainer = trainer_with()
-    trainer.reward_funcs, trainer.reward_func_names = [reward, careful], ["reward", "careful"]
+    own = partial(reward, log_metric=None)
+    trainer.reward_funcs, trainer.reward_func_names = [own, careful], ["own", "careful"]
     assert roll(["1"], trainer=trainer)["reward"] == [1.0, 0.0]
     trainer.reward_funcs[1], trainer.reward_func_names[1] = brevity, "brevity"
-    with pytest.raises(ConfigError, match="with the parameter failed, got 'brevity'"):
+    with pytest.raises(ConfigError, match="with the parameter failed or reward, got 'brevity'"):
         roll(["1"], trainer=trainer)
 
 

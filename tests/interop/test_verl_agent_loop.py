@@ -86,7 +86,9 @@ async def test_an_output_has_the_tokens_the_reward_and_the_facts_of_the_episode(
 
 async def test_a_row_of_verls_columns_without_a_label_is_refused_where_one_is_needed(run):
     row = {"raw_prompt": ROW["raw_prompt"], "label": "1", "uid": "u"}
-    with pytest.raises(DataError, match=r"^row u: expected a label in reward_model.ground_truth, got .*, label, uid\."):
+    with pytest.raises(
+        DataError, match=r"^row u: expected a label in ground_truth of reward_model or .*, got .*, label, uid\."
+    ):
         await run(Server("1"), row)
     assert (await run(Server("1"), row, env=f"{__file__}:GuessNothing")).reward_score == 0.0
 

@@ -13,6 +13,7 @@ from agentenv import AgentInstance, Limits, StepResult, Task
 from agentenv.testing import Setup, simulate
 from agentenv.testing.clock import VirtualClock
 from agentenv.testing.fixtures import Bench
+from agentenv.testing.tokenizers import CharTokenizer
 
 pytest_plugins = ("pytester",)
 
@@ -258,6 +259,17 @@ def test_the_maximum_number_of_turns_of_a_class_holds_in_tests_as_in_runs(run_ep
     assert len(run_episode(Four, ["a"]).turns) == 4
     assert len(run_episode(Four, ["a"], limits=Limits(max_turns=5)).turns) == 5
     assert len(simulate(Setup(Four, ["a"])).trajectories[0].turns) == 4
+
+
+def test_the_maximum_length_of_a_class_counts_tokens_not_the_characters_of_the_stand_in():
+    class Short(AgentInstance):
+        max_length = 60
+
+        async def step(self, states):
+            return StepResult(reward=1.0, terminated=True)
+
+    assert Setup(Short).episode_limits().max_length == 8192
+    assert Setup(Short, tokenizer=CharTokenizer()).episode_limits().max_length == 60
 
 
 FAILING = """

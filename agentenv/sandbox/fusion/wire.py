@@ -157,7 +157,8 @@ def encode_grade_request(request: GradeRequest) -> bytes:
     suite = request.suite
     if type(suite).__name__ not in _SUITES or getattr(suite, "checker", None) is not None:
         raise ConfigError(
-            f"grade: expected a suite without a checker for a remote sandbox, got {suite!r:.200}. Use a LocalSandbox."
+            f"grade: expected a suite of agentenv without a checker, got {suite!r:.200}. A "
+            "remote sandbox has no code of yours: use a LocalSandbox."
         )
     body = {
         **{each.name: getattr(request, each.name) for each in fields(request)},

@@ -247,8 +247,9 @@ def wrong_answers(facts: Facts) -> Found:
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
         said = gold.actions if gold is not None else ()
         calls = said[:-1] if "<tool_call>" in " ".join(said[:-1]) else ()
+        refused = by_key.keys() - full
         hedges = {key for key in full if by_key[key].actions[:-1] == calls and by_key[key].actions != said}
-        found = [by_key[both[0]] for alone, *both in _HEDGES if alone not in full and {*both} <= hedges]
+        found = [by_key[both[0]] for alone, *both in _HEDGES if alone in refused and {*both} <= hedges]
         hedged += found[:1]
         # The label must be the whole answer, so that its beginning is another one.
         labels = [*label.values()] if isinstance(label, Mapping) else [label]

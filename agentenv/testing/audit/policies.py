@@ -497,8 +497,10 @@ def _joined(*texts: str | None) -> str | None:
 
 
 def _hedged(view: View, *parts: Callable[[View], str | None]) -> str | None:
-    """Return the parts as one answer; gold on a turn on which it calls tools."""
-    return view.gold if "<tool_call>" in (view.gold or "") else _joined(*(part(view) for part in parts))
+    """Return the parts as one answer; gold on a turn on which it calls tools that take no answer."""
+    gold = view.gold or ""
+    is_work = "<tool_call>" in gold and not ending_tools([{"name": only_call(gold)[0]}])
+    return gold if is_work else _joined(*(part(view) for part in parts))
 
 
 def _others_like(view: View) -> str | None:

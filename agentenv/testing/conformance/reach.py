@@ -41,6 +41,7 @@ _MAX_TURNS, _MAX_REPEATED = 8, 3
 _NUMBERS = ("1", "2", "3", "10", "0", "100")
 _PLACE = re.compile(r"<[^<>\n]{1,30}>|\[[^\[\]\n]{1,30}\]|\{[^{}\n]{1,30}\}")
 _WORD = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"\w+")
 _MAX_FILLED = 24
 _MAX_EVENTS = 50_000
 """Instructions that are recorded within one block; a long computation continues without a record."""
@@ -276,9 +277,6 @@ def _unreached(known: set[Instruction]) -> list[str]:
     return found
 
 
-_WORD = re.compile(r"\w+")
-
-
 def _lines_of_outages(path: str) -> set[int]:
     """Return the lines of a file that only raise InfraError, or what becomes one: no action reaches them."""
 
@@ -292,11 +290,10 @@ def _lines_of_outages(path: str) -> set[int]:
             found = [node]
         elif isinstance(node, ast.Try) and node.handlers and all(is_outage(each.body) for each in node.handlers):
             within = [each for part in node.body for each in ast.walk(part) if isinstance(each, ast.Raise)]
-            caught = {
-                *_WORD.findall(" ".join(ast.unparse(each.type or ast.Name("Exception")) for each in node.handlers))
-            }
+            types = " ".join(ast.unparse(each.type or ast.Name("Exception")) for each in node.handlers)
+            caught = {*_NAME.findall(types)}
             for each in within:
-                said = {*_WORD.findall(ast.unparse(each))}
+                said = {*_NAME.findall(ast.unparse(each))}
                 if "ToolError" not in said and caught & {"Exception", *said}:  # a ToolError is for the policy
                     found.append(each)
         for each in found:

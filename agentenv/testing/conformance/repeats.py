@@ -190,11 +190,14 @@ class _Elsewhere:
 def portability(context: ConformanceContext) -> list[Problem]:
     """An episode is the same with another hash seed, working directory, time zone, date, and environment variables."""
     context.require_steps()
-    here = _Elsewhere(_facts(context), {})
+    here, others = _Elsewhere(_facts(context), {}), context.cases_of_others
     with tempfile.TemporaryDirectory() as folder:
         for seed in _HASH_SEEDS:
-            is_last = seed == _HASH_SEEDS[-1]
-            there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True, after_others=is_last)
+            before = others if seed == _HASH_SEEDS[-1] else []
+            there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True, before=before)
+            if there.error and before:  # they may take too long
+                others = []
+                there = _run(context, seed, folder, _OTHER_ZONE, shifts_clock=True)
             if there.error or _first(here, there):
                 return [_cause(context, here, there, seed, folder)]
         files = {inspect.getfile(cls) for cls in own_classes(context.agent_cls)}
@@ -202,7 +205,7 @@ def portability(context: ConformanceContext) -> list[Problem]:
             if file not in files or name == "PYTHONHASHSEED":
                 continue
             other = None if name in os.environ else "1"
-            changed = _run(context, seed, folder, {**_OTHER_ZONE, name: other}, shifts_clock=True, after_others=True)
+            changed = _run(context, seed, folder, {**_OTHER_ZONE, name: other}, shifts_clock=True, before=others)
             failed = changed.error or any(facts["error"] for facts in changed.episodes)
             found = None if failed else _first(there, changed)  # an error that names the variable is fine
             if found:
@@ -258,11 +261,11 @@ def _run(
     variables: Mapping[str, str | None] = {},
     *,
     shifts_clock: bool = False,
-    after_others: bool = False,
+    before: Sequence[EpisodeCase] = (),
 ) -> _Elsewhere:
     """Run the episodes of all cases in a new process: with a hash seed, in a folder, with variables, at a time.
 
-    `after_others`: episodes of other rows come first, so that what they leave for others shows.
+    Those of `before`, of other rows, come first, so that what they leave for others shows.
     """
     paths = [os.path.abspath(path) for path in sys.path]
     options = context.options if folder is None else _with_absolute_paths(context.options)
@@ -271,7 +274,7 @@ def _run(
         request, answer = Path(files, "request"), Path(files, "answer")
         try:
             # In the opposite order, so that what an episode leaves for another one shows.
-            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases[::-1], after_others)))
+            request.write_bytes(pickle.dumps(paths) + pickle.dumps((options, context.cases[::-1], before)))
         except (pickle.PickleError, TypeError, AttributeError) as error:
             raise NotApplicable(f"another process cannot load it: {error}") from error
         command = [sys.executable, "-c", _CODE, str(request), str(answer), "shifted" if shifts_clock else "as it is"]
@@ -312,9 +315,14 @@ def _with_absolute_paths(options: ConformanceOptions) -> ConformanceOptions:
 
 
 def run_elsewhere(
-    options: ConformanceOptions, cases: list[EpisodeCase], after_others: bool, answer: str, *, shifts_clock: bool
+    options: ConformanceOptions,
+    cases: list[EpisodeCase],
+    before: Sequence[EpisodeCase],
+    answer: str,
+    *,
+    shifts_clock: bool,
 ) -> None:
-    """Run the episodes of the cases, the first of this process, and write what they show to the file `answer`."""
+    """Run the episodes of the cases, after those of `before`, and write what they show to the file `answer`."""
     clock: AbstractContextManager[dict[tuple[str, int], None]] = shifted_clock() if shifts_clock else nullcontext({})
     with _recorded_reads() as reads, shortened_sleeps(lambda seconds: True), clock as clock_reads:
         context = ConformanceContext(options, CallWatch(lambda line: None))
@@ -322,8 +330,7 @@ def run_elsewhere(
         episodes, outage = [], None
         try:
             context.require_steps()
-            if after_others:
-                context.run(context.run_separately(context.cases_of_others))
+            context.run(context.survivors(before, context.episode))
             episodes = _facts(context)
         except InfraError as error:
             outage = str(error)

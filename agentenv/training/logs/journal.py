@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentenv._util.disk import replaced
+from agentenv._util.disk import replaced, sync_directory
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records.steps import STEPS, append_rows, cut_steps, line_of, rows_of, stopping
 from agentenv.runs.trackers import Tracker, Trackers
@@ -107,6 +107,7 @@ class Journal:
             file.writelines([*lines, line_of(last)])
             file.flush()
             os.fsync(file.fileno())
+        sync_directory(self.path.parent)
         self._last = last
         self._trackers.log(last["step"], numbers)
 

@@ -553,9 +553,51 @@ def shelves():
     return [Task(asked, {"word": word, "num": 10 + n}, task_id=f"t{n}") for n, word in words]
 
 
-@pytest.mark.parametrize(("cls", "found"), [(Shelf, {"hedging"}), (StrictShelf, set()), (ShelfAlone, set())])
-async def test_a_hedge_behind_the_calls_of_gold_is_found_for_a_field_of_the_label(cls, found):
-    assert ids(await audited(cls, "hedge", on=shelves(), repeat=False), "fail") == found
+class Submitted(AgentInstance):
+    """Submit the word; of several answers in one action, one has to be right."""
+
+    def is_right(self, words, word):
+        return word in words
+
+    async def reset(self, states):
+        self.words = []
+        return {**states, "tools": [schema_of(self.submit)]}
+
+    def submit(self, word: str) -> str:
+        """Submit the answer.
+
+        Args:
+            word: The answer.
+        """
+        self.words.append(word)
+        return "Thank you."
+
+    async def step(self, states):
+        told = await answer_calls(states["tool_calls"], {"submit": self.submit})
+        score = float(self.is_right(self.words, states["label"]["word"]))
+        return StepResult(told, reward=score, score=score, terminated=True)
+
+    async def gold(self, states):
+        return call_text("submit", {"word": states["label"]["word"]})
+
+
+class SubmittedOnce(Submitted):
+    def is_right(self, words, word):
+        return words == [word]
+
+
+HEDGED = [(Shelf, True), (StrictShelf, False), (ShelfAlone, False), (Submitted, True), (SubmittedOnce, False)]
+
+
+@pytest.mark.parametrize(("cls", "is_found"), HEDGED)
+async def test_a_hedge_behind_the_calls_of_gold_or_in_a_call_that_answers_is_found_for_a_field_of_the_label(
+    cls, is_found
+):
+    assert ids(await audited(cls, "hedge", on=shelves(), repeat=False), "fail") == ({"hedging"} if is_found else set())
+    if is_found:  # what was not tried alone may be right alone
+        assert not ids(
+            await audited(cls, "hedge/others_first", "hedge/others_last", on=shelves(), repeat=False), "fail"
+        )
 
 
 @pytest.mark.parametrize(

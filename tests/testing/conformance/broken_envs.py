@@ -130,6 +130,14 @@ BROKEN = {
                 FIRST_CACHE.setdefault("label", states["label"])
                 return StepResult(reward=float(FIRST_CACHE["label"] == states["label"]), terminated=True)
         """, "step", "the same episode in another process"),
+    "what a later row leaves for the others": ("portability", """
+        BAD_CACHE = []
+        class Agent(Two):
+            datasets = {"mine": f"{__file__}.jsonl"}
+            async def step(self, states):  # HERE
+                BAD_CACHE[:] = [*BAD_CACHE, states["label"] == "bad"]
+                return StepResult(reward=float(not any(BAD_CACHE)), terminated=True)
+        """, "step", "the same episode in another process"),
     "a relative path of its data": ("portability", """
         class Agent(Two):
             datasets = {"mine": "agent.py.jsonl"}

@@ -20,6 +20,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult, Task
 from agentenv.episode.failures import FAILED_SERVICE
 from agentenv.testing.conformance.context import ConformanceOptions
+from agentenv.testing.conformance.reach import filled
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
 from agentenv.testing.tool_calls import call_text
 from agentenv.tools import answer_calls, schema_of
@@ -81,6 +82,24 @@ def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind,
     assert expected in problem.expected
     assert problem.property == name
     assert "\n" not in str(problem)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fails", ["partial(exec, \"raise InfraError('down')\")", "partial(os._exit, 3)"])
+def test_other_rows_that_fail_do_not_keep_portability_from_an_answer(fails, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    body = f"""
+        from functools import partial
+        class Agent(Two):
+            datasets = {{"mine": f"{{__file__}}.jsonl"}}
+            async def step(self, states):
+                what = states["label"], os.environ.get("PYTHONHASHSEED")  # the seed of the last process
+                {{("c", "3"): {fails}}}.get(what, int)()
+                return StepResult(reward=1.0, terminated=True)
+        """
+    write(tmp_path, f"from agentenv.errors import InfraError{textwrap.dedent(body)}")
+    outcome = checked("agent.py:Agent", name="portability")
+    assert outcome.state == "held", str(outcome)
 
 
 class Text(AgentInstance):
@@ -392,6 +411,12 @@ def test_a_tool_that_fails_for_the_gold_call_is_named(word, state, expected):
     outcome = checked(Asks, name="feedback")
     found = [each.expected for each in (*outcome.problems, *outcome.notes)]
     assert (outcome.state, found) == (state, [*expected, "gold actions whose calls are answered"])
+
+
+def test_the_last_word_of_an_example_is_replaced_whole():
+    actions = filled("Go.", ["ten"], ["move 3.5"])
+    assert {"move 1", "move ten"} <= {*actions}
+    assert "move 3.1" not in actions
 
 
 def test_what_is_filled_once_for_each_action_or_argument_is_noted_and_what_is_loaded_once_is_not(tmp_path):
