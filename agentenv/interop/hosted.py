@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -297,12 +297,20 @@ def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str, sou
     """
     extra_info = dict(columns.get("extra_info") or {})
     if _TASK in extra_info:
-        return Task(**{**json.loads(extra_info[_TASK]), "images": ()})
-    graded = columns.get("reward_model") or columns.get("reward_spec") or {}
-    if "ground_truth" not in graded and needs_label(source):
+        task = Task(**{**json.loads(extra_info[_TASK]), "images": ()})
+        advice = "Give `dataset` rows with a label."
+    else:
+        graded = columns.get("reward_model") or columns.get("reward_spec") or {}
+        task = Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)
+        advice = "Write rows with `dataset`, or give them ground_truth in reward_model or reward_spec."
+    check_label(task, columns, source, advice)
+    return task
+
+
+def check_label(task: Task, columns: Iterable[str], source: EpisodeSource, advice: str) -> None:
+    """Raise DataError if a trainer's row has no label, and the environment needs one."""
+    if task.label is None and needs_label(source):
         raise DataError(
-            f"row {task_id}: expected a label in ground_truth of reward_model or reward_spec, got the columns "
-            f"{', '.join(columns)}. "
-            "Write rows with `dataset`, or set needs_label = False where the environment needs no label."
+            f"row {task.task_id}: expected a label, got none in the columns {', '.join(columns)}. {advice} An "
+            "environment without labels has needs_label = False."
         )
-    return Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)
