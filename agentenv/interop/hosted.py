@@ -237,15 +237,23 @@ _TASK = "agentenv_task"
 """The key of `extra_info` that has our task as JSON: a parquet column has one type, and labels have any."""
 
 
-def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_source: str) -> Any:
+def task_dataset(
+    rows: Sequence[Mapping[str, Any] | Task], where: str, data_source: str | None, agent_key: str = ""
+) -> Any:
     """Return a `datasets.Dataset` of tasks, for `to_parquet`; errors start with `where`.
+
+    `agent_key` names the trainer's column that chooses a row's agent, which rows may have. Without `data_source` it is
+    the row's own, or "agentenv".
 
     Raises:
         MissingDependency: `datasets` is not installed.
-        DataError: a row is not a task, has images, or is not JSON.
+        DataError: a row is not a task, has images, is not JSON, or lacks the `agent_key` that others have.
     """
-    made = []
-    for index, task in enumerate(map(in_messages, read_tasks(rows, needs_label=False))):
+    made, tasks = [], list(map(in_messages, read_tasks(rows, needs_label=False)))
+    lacking = [task.task_id for task in tasks if agent_key not in task.metadata]
+    if agent_key and 0 < len(lacking) < len(tasks):
+        raise DataError(f"{where}: expected {agent_key} in every row or in none, got none in {lacking[0]!r}. Add it.")
+    for index, task in enumerate(tasks):
         if task.images:
             raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
         try:
@@ -254,9 +262,10 @@ def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_sour
             raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
         row = {
             "prompt": prompt_texts(task),
-            "data_source": data_source,
+            "data_source": data_source or task.metadata.get("data_source", "agentenv"),
             "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
             "extra_info": {"index": index, _TASK: text},
+            **({agent_key: task.metadata[agent_key]} if agent_key in task.metadata else {}),
         }
         made.append(row)
     return dataset_of(made, where)

@@ -178,6 +178,9 @@ def test_max_length_is_verls_to_set():
         ({"limits": 3}, r"limits: expected Limits\(…\), or an object with some of its fields, got 3"),
         ({"chat_options": {"history": "x"}}, r"chat_options: .*ChatOptions\.history: expected one of keep, rerender"),
         ({"max_tokens": 0}, r"max_tokens: expected None or an integer >= 1, got 0"),
+        ({"env": None}, r"^EnvAgentLoop: expected an environment's name in env .*, got None and \{\}"),
+        ({"env_kwargs": ["x"]}, r"^EnvAgentLoop: .* an object in env_kwargs, got .*GuessLabel' and \['x'\]"),
+        ({"env_kwargs": {"word": 1}}, r"^env_kwargs: expected arguments of GuessLabel \['words'\], got \{'word': 1\}"),
     ],
 )
 def test_a_value_that_its_key_does_not_take_is_refused_by_its_field(entry, message):
@@ -199,6 +202,16 @@ def test_a_row_of_the_dataset_is_the_whole_task_again():
     assert json.loads(rows[0]["reward_model"]["ground_truth"]) == label
     back = task_of([], rows[0], "u", EnvSource(Guess))
     assert back == Task([{"role": "user", "content": "one"}], label, "a", metadata=metadata, seed=4)
+
+
+def test_agent_names_and_data_sources_of_rows_are_verls_columns():
+    rows = [{"prompt": "one", "agent_name": "a", "data_source": "x"}, {"prompt": "two", "agent_name": "b"}]
+    made = dataset(rows)
+    assert (made["agent_name"][:], made["data_source"][:]) == (["a", "b"], ["x", "agentenv"])
+    assert dataset(rows, data_source="mine")["data_source"][:] == ["mine", "mine"]
+    assert "agent_name" not in dataset([{"prompt": "one"}]).column_names
+    with pytest.raises(DataError, match=r"^interop.verl: expected agent_name in every row or in none, got none in "):
+        dataset([*rows, {"prompt": "three"}])
 
 
 @pytest.mark.parametrize("task", [Task("one", metadata={"x": object()}), Task("one", images=("i",))])

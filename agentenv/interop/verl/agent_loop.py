@@ -56,17 +56,20 @@ _ROWS = itertools.count()
 """Numbers of the rows that verl does not number."""
 
 
-def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
+def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str | None = None) -> Any:
     """Return a `datasets.Dataset` in verl's columns, for `to_parquet`; each row holds its whole task.
+
+    The `agent_name` of rows, verl's name of the entry that plays them, is a column, and so is `data_source`, by which
+    verl groups validation: the argument, else the row's own, else "agentenv".
 
     verl shows the prompt, and drops rows whose prompt is too long. What the model sees comes from the environment's
     `reset`.
 
     Raises:
         MissingDependency: `datasets` is not installed.
-        DataError: a row is not a task, has images, or is not JSON.
+        DataError: a row is not a task, has images, is not JSON, or lacks the `agent_name` that others have.
     """
-    return task_dataset(rows, "interop.verl", data_source)
+    return task_dataset(rows, "interop.verl", data_source, "agent_name")
 
 
 @dataclass(eq=False)
@@ -169,7 +172,7 @@ class EnvAgentLoop:
         trainer_config: Any,
         server_manager: Any,
         tokenizer: Any,
-        env: str,
+        env: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
@@ -179,12 +182,18 @@ class EnvAgentLoop:
         for key, value in others.items():
             if key not in _OF_VERL and isinstance(plain(value), str | float | int | list | dict | None):
                 raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.")
+        arguments = plain(env_kwargs) or {}
+        if not isinstance(env, str) or not isinstance(arguments, dict):
+            raise ConfigError(
+                f"{_WHERE}: expected an environment's name in env and an object in env_kwargs, got {env!r} and "
+                f"{arguments!r}. Change the entry."
+            )
         config = trainer_config.config
         rollout = config.actor_rollout_ref.rollout
         self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
         self._server, self._tokenizer = server_manager, tokenizer
         self._sampling = SamplingParams(max_tokens=max_tokens, seed=config.data.get("seed"))
-        self._source = _source(env, json.dumps(plain(env_kwargs) or {}, sort_keys=True))
+        self._source = _source(env, json.dumps(arguments, sort_keys=True))
         given = plain(limits)
         if isinstance(given, dict) and "max_length" in given:
             raise ConfigError(
