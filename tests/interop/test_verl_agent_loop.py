@@ -1,6 +1,7 @@
 """EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
-from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
+from agentenv.interop.verl.agent_loop import EnvAgentLoop, check, dataset
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.interop import test_trl_rollout as trl_rollout
 from tests.interop.protos import stand_in
@@ -193,6 +194,27 @@ def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
     known = "env, env_kwargs, limits, max_tokens, chat_options"
     with pytest.raises(ConfigError, match=f"^EnvAgentLoop: expected keys among {known}, got {next(iter(entry))!r}"):
         loop_with(Server(), **entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "row", "message"),
+    [
+        ({}, {}, None),
+        ({"max_token": 3}, {}, r"^EnvAgentLoop: expected keys among .*, got 'max_token'"),
+        ({"_target_": ""}, {}, r"loops.yaml: expected a list of entries with name and _target_, got {'name': 'mine'"),
+        ({"_target_": "no.Loop"}, {}, r"train.parquet, row 1: expected an agent_name among .*, got 'mine'"),
+        ({}, {"agent_name": "agentenv/math_rety"}, r"row 1: .*rety'. Did you mean 'agentenv/math_retry'"),
+        ({}, {"agent_name": "agentenv/math_retry"}, r"^row 000000: expected a label, got none"),
+    ],
+)
+def test_entries_and_rows_are_checked_without_verl(tmp_path, entry, row, message):
+    loops, file = tmp_path / "loops.yaml", tmp_path / "train.parquet"
+    target = "agentenv.interop.verl.agent_loop.EnvAgentLoop"
+    given = {"name": "mine", "_target_": target, "env": f"{__file__}:GuessNothing", **entry}
+    loops.write_text(json.dumps([{key: value for key, value in given.items() if value}]))
+    dataset([{"prompt": "one", **row}]).to_parquet(file)
+    with pytest.raises((ConfigError, DataError), match=message) if message else nullcontext():
+        check(loops, [file], "mine")
 
 
 def test_a_row_of_the_dataset_is_the_whole_task_again():

@@ -19,17 +19,21 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import ChatOptions
+from agentenv.core.dataset import read_rows
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
-from agentenv.episode.registry import env_source
+from agentenv.episode.registry import env_source, installed_envs
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
@@ -257,3 +261,37 @@ class EnvAgentLoop:
         extra = {**record.pop("extra_fields"), **engine.steps, "reward_extra_info": told}
         metrics = verl.AgentLoopMetrics(**record["metrics"])
         return verl.AgentLoopOutput(**{**record, "metrics": metrics}, extra_fields=extra)
+
+
+def check(agent_loops: str | Path, files: Sequence[str | Path], default_agent_loop: str) -> None:
+    """Construct our entries of a YAML file, and read the rows of verl's parquet files, as verl does after its start.
+
+    Raises:
+        ConfigError: an entry lacks `name` or `_target_`, has an unknown key, or a value that its key does not take.
+        DataError: a row's `agent_name`, or `default_agent_loop` without it, names no loop of ours, or the row has
+            no label that it needs.
+    """
+    import yaml
+
+    rollout = SimpleNamespace(prompt_length=1, response_length=1)
+    config = SimpleNamespace(data={}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    make = partial(EnvAgentLoop, SimpleNamespace(config=config), None, None)
+    loops: dict[str, Callable[[], EnvAgentLoop]] = {
+        f"agentenv/{name}": partial(make, name) for name in installed_envs()
+    }
+    for entry in yaml.safe_load(Path(agent_loops).read_text()) or ():
+        if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
+            raise ConfigError(f"{agent_loops}: expected a list of entries with name and _target_, got {entry!r:.200}.")
+        if entry["_target_"].endswith(f".{EnvAgentLoop.__name__}"):
+            loops[entry["name"]] = partial(make, **{key: entry[key] for key in entry if not key.startswith("_")})
+            loops[entry["name"]]()
+    sources: dict[str, Any] = {}
+    for where, row in (each for file in files for each in read_rows(str(file))):
+        name = row.get("agent_name", default_agent_loop)
+        if name not in loops:
+            raise DataError(
+                f"{where}: expected an agent_name among {', '.join(loops)}, got {name!r}.{did_you_mean(name, loops)}"
+            )
+        if name not in sources:
+            sources[name] = loops[name]()._source
+        task_of(row["prompt"], row, where, sources[name])
