@@ -202,7 +202,7 @@ def _task_id(where: str, row: Any, index: int, taken: dict[str, str]) -> str:
     if own and taken.get(own[0]):
         raise DataError(
             f"{where}: expected an id that no other row has, got {brief(own[0])}, the id of {taken[own[0]]}. "
-            "Give each row its own `task_id` or `id`."
+            "Give each row its own `task_id` or `id`; to a Task, by `dataclasses.replace`."
         )
     task_id = own[0] if own else f"{index:06d}"
     while task_id in taken:  # a number may be the id of another row

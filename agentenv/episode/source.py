@@ -97,10 +97,10 @@ def _completed(cls: Any) -> type[AgentInstance]:
     return type(cls.__name__, (cls, AgentInstance), {"score_range": getattr(cls, "score_range", None)})
 
 
-def check_arguments(cls: type[Any], kwargs: Mapping[str, Any], where: str = "--env_kwargs") -> None:
+def check_arguments(cls: type[Any], kwargs: Mapping[str, Any], where: str = "env_kwargs") -> None:
     """Raise if the constructor of `cls` does not take these arguments, before the first episode.
 
-    `where` names their source: a flag, or an argument in Python.
+    `where` names their source; `env_kwargs` is a flag, a key of trainers' files and an argument in Python.
 
     Raises:
         ConfigError: with the arguments that it takes.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -237,15 +237,23 @@ _TASK = "agentenv_task"
 """The key of `extra_info` that has our task as JSON: a parquet column has one type, and labels have any."""
 
 
-def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_source: str) -> Any:
+def task_dataset(
+    rows: Sequence[Mapping[str, Any] | Task], where: str, data_source: str | None, agent_key: str = ""
+) -> Any:
     """Return a `datasets.Dataset` of tasks, for `to_parquet`; errors start with `where`.
+
+    `agent_key` names the trainer's column that chooses a row's agent, which rows may have. Without `data_source` it is
+    the row's own, or "agentenv".
 
     Raises:
         MissingDependency: `datasets` is not installed.
-        DataError: a row is not a task, has images, or is not JSON.
+        DataError: a row is not a task, has images, is not JSON, or lacks the `agent_key` that others have.
     """
-    made = []
-    for index, task in enumerate(map(in_messages, read_tasks(rows, needs_label=False))):
+    made, tasks = [], list(map(in_messages, read_tasks(rows, needs_label=False)))
+    lacking = [task.task_id for task in tasks if agent_key not in task.metadata]
+    if agent_key and 0 < len(lacking) < len(tasks):
+        raise DataError(f"{where}: expected {agent_key} in every row or in none, got none in {lacking[0]!r}. Add it.")
+    for index, task in enumerate(tasks):
         if task.images:
             raise DataError(f"{where}: expected a task without images, got {task.task_id!r}. Remove the row.")
         try:
@@ -254,9 +262,10 @@ def task_dataset(rows: Sequence[Mapping[str, Any] | Task], where: str, data_sour
             raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
         row = {
             "prompt": prompt_texts(task),
-            "data_source": data_source,
+            "data_source": data_source or task.metadata.get("data_source", "agentenv"),
             "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
             "extra_info": {"index": index, _TASK: text},
+            **({agent_key: task.metadata[agent_key]} if agent_key in task.metadata else {}),
         }
         made.append(row)
     return dataset_of(made, where)
@@ -297,12 +306,20 @@ def task_of(prompt: Sequence[Any], columns: Mapping[str, Any], task_id: str, sou
     """
     extra_info = dict(columns.get("extra_info") or {})
     if _TASK in extra_info:
-        return Task(**{**json.loads(extra_info[_TASK]), "images": ()})
-    graded = columns.get("reward_model") or columns.get("reward_spec") or {}
-    if "ground_truth" not in graded and needs_label(source):
+        task = Task(**{**json.loads(extra_info[_TASK]), "images": ()})
+        advice = "Give `dataset` rows with a label."
+    else:
+        graded = columns.get("reward_model") or columns.get("reward_spec") or {}
+        task = Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)
+        advice = "Write rows with `dataset`, or give them ground_truth in reward_model or reward_spec."
+    check_label(task, columns, source, advice)
+    return task
+
+
+def check_label(task: Task, columns: Iterable[str], source: EpisodeSource, advice: str) -> None:
+    """Raise DataError if a trainer's row has no label, and the environment needs one."""
+    if task.label is None and needs_label(source):
         raise DataError(
-            f"row {task_id}: expected a label in ground_truth of reward_model or reward_spec, got the columns "
-            f"{', '.join(columns)}. "
-            "Write rows with `dataset`, or set needs_label = False where the environment needs no label."
+            f"row {task.task_id}: expected a label, got none in the columns {', '.join(columns)}. {advice} An "
+            "environment without labels has needs_label = False."
         )
-    return Task(list(prompt), label=graded.get("ground_truth"), task_id=task_id, metadata=extra_info)

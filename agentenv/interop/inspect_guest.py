@@ -77,7 +77,7 @@ class GuestProcess:
         try:
             text = json.dumps(message)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"--env_kwargs: expected JSON, got {error}.") from error
+            raise ConfigError(f"env_kwargs: expected JSON, got {error}.") from error
         try:
             with self._lock:
                 self._process.stdin.write(text + "\n")

@@ -53,7 +53,7 @@ class Policy(OpenAICompatibleAPI):  # type: ignore[misc]  # without types
         if _is_scoring.get():
             raise ConfigError(
                 "expected a scorer that asks no model, or a model for its role, got one that asks the policy. "
-                'Set --env_kwargs \'{"model_roles": {"grader": "PROVIDER/MODEL"}}\'.'
+                'Set env_kwargs to \'{"model_roles": {"grader": "PROVIDER/MODEL"}}\'.'
             )
         message = await self.episode.ask(request["messages"], request["tools"] or [])
         reason = "tool_calls" if message.get("tool_calls") else "stop"

@@ -64,7 +64,7 @@ class TextWorldGame(Guest):
         known = settings_of(self.spec.partition(":")[2])
         for name in kwargs.keys() - known.keys():
             raise ConfigError(
-                f"--env {self.spec}: --env_kwargs: expected its settings ({', '.join(known)}), got {name!r}."
+                f"{self.spec}: env_kwargs: expected its settings ({', '.join(known)}), got {name!r}."
                 f"{did_you_mean(name, known)} Remove it."
             )
 

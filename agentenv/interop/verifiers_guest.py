@@ -107,7 +107,7 @@ class VerifiersTask(Guest):
                 )
             tasks = list(islice(env.taskset, seed % NUM_TASKS + 1))
         if not tasks:
-            raise ConfigError(f"{self.spec}: expected tasks, got none. Check --env_kwargs.")
+            raise ConfigError(f"{self.spec}: expected tasks, got none. Check env_kwargs.")
         return env, tasks[seed % len(tasks)]
 
     async def _play(self, env: Any, task: Any) -> Any:

@@ -155,7 +155,7 @@ def test_the_task_its_seed_and_the_arguments_are_chosen_by_flags(door, monkeypat
     [
         (["--task", "2"], "--task: expected a task's id, such as d0, or its number from 0 to 1, got '2'"),
         (["--task", "-1"], "--task: expected a task's id, such as d0, or its number from 0 to 1, got '-1'"),
-        (["--env_kwargs", '{"colour": 1}'], "--env_kwargs: expected arguments of Door"),
+        (["--env_kwargs", '{"colour": 1}'], "env_kwargs: expected arguments of Door"),
         (["--max_turns", "0"], "max_turns: expected an integer >= 1"),
     ],
 )

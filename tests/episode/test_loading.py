@@ -126,7 +126,7 @@ def test_the_folder_of_a_package_that_is_not_installed_is_to_be_installed(tmp_pa
 
 
 def test_wrong_constructor_arguments_are_refused_before_any_episode_with_those_it_takes():
-    with pytest.raises(ConfigError, match=r"--env_kwargs: .*'max_attempts'.*max_atempts"):
+    with pytest.raises(ConfigError, match=r"^env_kwargs: .*'max_attempts'.*max_atempts"):
         EnvSource(MathRetry, {"max_atempts": 3})
 
 

@@ -165,7 +165,7 @@ async def test_an_error_of_the_environment_is_not_tried_again(error):
     assert (ended.error.kind, ended.attempt, len(log.env_seeds)) == ("env", 0, 1)
 
 
-async def test_the_wait_before_a_retry_doubles(virtual_clock):
+async def test_the_wait_before_a_retry_doubles_and_the_log_says_that_the_episode_runs_again(virtual_clock, caplog):
     times = []
 
     def behave(_):
@@ -175,6 +175,8 @@ async def test_the_wait_before_a_retry_doubles(virtual_clock):
     policy = ErrorPolicy(max_retries=2, retry_wait_s=0.1, max_error_share=1.0)
     await run_all(make_runner(behave, policy=policy), plan(make_tasks(1), 1))
     assert times == pytest.approx([0.0, 0.1, 0.3])
+    told = [record.getMessage() for record in caplog.records if record.name == "agentenv.episode.runner"]
+    assert told == [f"episode t0/0: runs again after InfraError, {time} of 2 times" for time in (1, 2)]
 
 
 async def test_attempts_of_a_resumed_episode_count_on_with_new_seeds():

@@ -73,6 +73,6 @@ def test_answers_reach_the_episode_of_their_id_and_the_end_of_the_process_fails_
 
 
 def test_arguments_that_are_not_json_are_refused(echo):
-    with pytest.raises(ConfigError, match="--env_kwargs: expected JSON"):
+    with pytest.raises(ConfigError, match=r"^env_kwargs: expected JSON"):
         echo.ask({"id": 1, "kwargs": {sys}})
     assert echo.ask({"id": 2, "exit": True}).result(30)["kind"] == "infra"

@@ -166,6 +166,13 @@ async def test_a_failed_episode_is_an_error_of_its_class_and_no_zero(what, statu
     assert answer.json()["error"]["where"] == "step"
 
 
+async def test_a_row_without_a_label_is_refused_where_one_is_needed():
+    async with server() as served:
+        answer = await post(served, {key: value for key, value in ROW.items() if key != "label"})
+    assert (answer.status_code, answer.json()["error"]["class"]) == (422, "data")
+    assert answer.json()["error"]["message"].startswith("row 7: expected a label, got none in the columns ")
+
+
 async def test_a_step_that_hangs_is_a_timeout_that_may_be_tried_again():
     async with server(["x"], source=EnvSource(Told, {}), limits=Limits(step_timeout_s=0.05)) as served:
         answer = await post(served, told("hang"))

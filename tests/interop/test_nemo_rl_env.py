@@ -471,7 +471,7 @@ class Offering(Counting):
 
 
 def test_tools_that_reset_offers_are_shown_by_the_task_processor_and_their_calls_are_read(made):
-    datum = TaskProcessor(Offering)({"prompt": "Look!"}, None, tokenizer(), None, 0)
+    datum = TaskProcessor(Offering)({"prompt": "Look!", "label": 1}, None, tokenizer(), None, 0)
     assert datum["extra_env_info"]["tools"] == TOOLS
     environment = made(Offering, tokenizer=tokenizer())
     said = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
@@ -511,6 +511,13 @@ def test_rows_of_the_task_processor_have_raw_messages_and_the_rendering():
     assert info["metadata"] == {"column": 1}
     short = TaskProcessor("guess_number")(row, None, tokenizer(), 10, 5)
     assert (short["loss_multiplier"], short["length"]) == (0.0, 4)
+
+
+def test_a_row_without_a_label_is_refused_where_one_is_needed():
+    with pytest.raises(
+        DataError, match=r"^row 5: expected a label, got none in the columns prompt, answer\. Set label_k"
+    ):
+        TaskProcessor("guess_number")({"prompt": "Guess my number.", "answer": "8"}, None, tokenizer(), 4096, 5)
 
 
 def test_text_of_special_tokens_in_an_observation_makes_none(made):

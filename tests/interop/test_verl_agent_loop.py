@@ -1,6 +1,7 @@
 """EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop.hosted import task_of
 from agentenv.interop.verl import agent_loop
-from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
+from agentenv.interop.verl.agent_loop import EnvAgentLoop, check, dataset
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.interop import test_trl_rollout as trl_rollout
 from tests.interop.protos import stand_in
@@ -84,11 +85,12 @@ async def test_an_output_has_the_tokens_the_reward_and_the_facts_of_the_episode(
     assert 0 in made.response_mask
 
 
-async def test_a_row_of_verls_columns_without_a_label_is_refused_where_one_is_needed(run):
-    row = {"raw_prompt": ROW["raw_prompt"], "label": "1", "uid": "u"}
-    with pytest.raises(
-        DataError, match=r"^row u: expected a label in ground_truth of reward_model or .*, got .*, label, uid\."
-    ):
+@pytest.mark.parametrize(
+    "columns", [{"label": "1"}, {"reward_model": {"ground_truth": None}}, dataset([{"prompt": "one"}])[0]]
+)
+async def test_a_row_without_a_label_is_refused_where_one_is_needed(run, columns):
+    row = {"raw_prompt": ROW["raw_prompt"], **columns, "uid": "u"}
+    with pytest.raises(DataError, match=r"^row (u|000000): expected a label, got none in the columns raw_prompt, "):
         await run(Server("1"), row)
     assert (await run(Server("1"), row, env=f"{__file__}:GuessNothing")).reward_score == 0.0
 
@@ -177,6 +179,9 @@ def test_max_length_is_verls_to_set():
         ({"limits": 3}, r"limits: expected Limits\(…\), or an object with some of its fields, got 3"),
         ({"chat_options": {"history": "x"}}, r"chat_options: .*ChatOptions\.history: expected one of keep, rerender"),
         ({"max_tokens": 0}, r"max_tokens: expected None or an integer >= 1, got 0"),
+        ({"env": None}, r"^EnvAgentLoop: expected an environment's name in env .*, got None and \{\}"),
+        ({"env_kwargs": ["x"]}, r"^EnvAgentLoop: .* an object in env_kwargs, got .*GuessLabel' and \['x'\]"),
+        ({"env_kwargs": {"word": 1}}, r"^env_kwargs: expected arguments of GuessLabel \['words'\], got \{'word': 1\}"),
     ],
 )
 def test_a_value_that_its_key_does_not_take_is_refused_by_its_field(entry, message):
@@ -191,6 +196,27 @@ def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
         loop_with(Server(), **entry)
 
 
+@pytest.mark.parametrize(
+    ("entry", "row", "message"),
+    [
+        ({}, {}, None),
+        ({"max_token": 3}, {}, r"^EnvAgentLoop: expected keys among .*, got 'max_token'"),
+        ({"_target_": ""}, {}, r"loops.yaml: expected a list of entries with name and _target_, got {'name': 'mine'"),
+        ({"_target_": "no.Loop"}, {}, r"train.parquet, row 1: expected an agent_name among .*, got 'mine'"),
+        ({}, {"agent_name": "agentenv/math_rety"}, r"row 1: .*rety'. Did you mean 'agentenv/math_retry'"),
+        ({}, {"agent_name": "agentenv/math_retry"}, r"^row 000000: expected a label, got none"),
+    ],
+)
+def test_entries_and_rows_are_checked_without_verl(tmp_path, entry, row, message):
+    loops, file = tmp_path / "loops.yaml", tmp_path / "train.parquet"
+    target = "agentenv.interop.verl.agent_loop.EnvAgentLoop"
+    given = {"name": "mine", "_target_": target, "env": f"{__file__}:GuessNothing", **entry}
+    loops.write_text(json.dumps([{key: value for key, value in given.items() if value}]))
+    dataset([{"prompt": "one", **row}]).to_parquet(file)
+    with pytest.raises((ConfigError, DataError), match=message) if message else nullcontext():
+        check(loops, [file], "mine")
+
+
 def test_a_row_of_the_dataset_is_the_whole_task_again():
     label, metadata = {"any": [1, None]}, {"depth": [{"x": 1.5}]}
     rows = list(dataset([Task("one", label, "a", metadata=metadata, seed=4), Task("two", task_id="b")]))
@@ -198,6 +224,16 @@ def test_a_row_of_the_dataset_is_the_whole_task_again():
     assert json.loads(rows[0]["reward_model"]["ground_truth"]) == label
     back = task_of([], rows[0], "u", EnvSource(Guess))
     assert back == Task([{"role": "user", "content": "one"}], label, "a", metadata=metadata, seed=4)
+
+
+def test_agent_names_and_data_sources_of_rows_are_verls_columns():
+    rows = [{"prompt": "one", "agent_name": "a", "data_source": "x"}, {"prompt": "two", "agent_name": "b"}]
+    made = dataset(rows)
+    assert (made["agent_name"][:], made["data_source"][:]) == (["a", "b"], ["x", "agentenv"])
+    assert dataset(rows, data_source="mine")["data_source"][:] == ["mine", "mine"]
+    assert "agent_name" not in dataset([{"prompt": "one"}]).column_names
+    with pytest.raises(DataError, match=r"^interop.verl: expected agent_name in every row or in none, got none in "):
+        dataset([*rows, {"prompt": "three"}])
 
 
 @pytest.mark.parametrize("task", [Task("one", metadata={"x": object()}), Task("one", images=("i",))])

@@ -51,7 +51,7 @@ def test_a_lost_game_ends_without_a_reward(played):
 
 def test_settings_are_those_of_the_game_and_others_are_refused(played):
     assert played["level_1"] == ["take coin"]
-    assert played["setting"].startswith("ConfigError: --env textworld:tw-cooking: --env_kwargs: expected its settings")
+    assert played["setting"].startswith("ConfigError: textworld:tw-cooking: env_kwargs: expected its settings")
     assert "Did you mean 'recipe'?" in played["setting"]
     assert "Did you mean 'tw-cooking'?" in played["unknown"]
     assert set(played["names"]) == set(GAMES)

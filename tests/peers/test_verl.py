@@ -101,25 +101,30 @@ def test_right_siblings_of_a_failed_episode_have_no_advantage(ran, lost):
     first = [at for at, row in enumerate(rows) if row["uid"] == rows[0]["uid"]]
     lost(
         "verl", "compute_advantage_for_multi_trajectories", versions("verl"),
-        gets="v1: no row. v0: an error, which ends the step",
+        gets="v1: no row; in validation 0 in `acc`, none in `acc_success_only`. v0: an error, which ends the training",
         again="once, after an infrastructure error", counted="an error in its log; the group has the status `failure`",
         advantages={"grpo": [[rows[at]["advantage"] for at in first], [instead[at] for at in first]]},
     )  # fmt: skip
 
 
-def test_verls_trainer_reads_every_setting_of_the_script_of_the_page(tmp_path):
+@pytest.mark.parametrize("appended", [None, "n_gpus_per_node=8"])
+def test_verls_trainer_reads_every_setting_of_the_scripts_of_the_page(tmp_path, appended):
     block = page_block("verl-agent-loop.md", "main_ppo").replace(
         "Qwen/Qwen2.5-0.5B-Instruct", str(ROOT / "agentenv/_assets/tiny-math")
     )
+    more = f" \\\n{page_block('verl-agent-loop.md', appended).rstrip()}" if appended else ""
     script = tmp_path / "train.sh"
-    script.write_text(f"set -e\n{block.rstrip()} --cfg job\n")  # hydra then prints what it read, and stops
+    script.write_text(f"set -e\n{block.rstrip()}{more} --cfg job\n")  # hydra then prints what it read, and stops
     code = (
         "import os, sys; os.environ['PATH'] = f'{sys.prefix}/bin:' + os.environ['PATH']\n"
         "os.execvp('bash', ['bash', sys.argv[1]])"
     )
     read = yaml.safe_load(python("verl", "-c", code, script, cwd=tmp_path))
-    rollout = read["actor_rollout_ref"]["rollout"]
+    rollout, trainer = read["actor_rollout_ref"]["rollout"], read["trainer"]
     assert (rollout["n"], rollout["agent"]["default_agent_loop"]) == (8, "agentenv")
     assert rollout["agent"]["agent_loop_config_path"] == "runs/verl/agent_loops.yaml"
-    assert read["trainer"]["use_v1"] is True
-    assert (tmp_path / "runs/verl/train.parquet").is_file()
+    assert trainer["use_v1"] is True
+    assert (trainer["n_gpus_per_node"], trainer["save_freq"]) == ((8, 20) if appended else (1, -1))
+    sizes = (rollout[f"{kind}_parallel_size"] for kind in ("tensor_model", "data", "pipeline_model"))
+    assert trainer["n_gpus_per_node"] * trainer["nnodes"] % math.prod(sizes) == 0  # else verl's workers do not start
+    assert all((tmp_path / read["data"][f"{kind}_files"]).is_file() for kind in ("train", "val"))

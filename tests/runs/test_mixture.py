@@ -258,7 +258,7 @@ def test_failures_are_counted_for_their_environment(place):
     ("entry", "expected"),
     [
         ({"max_turns": 0}, "environment Short: --max_turns: expected an integer >= 1, got 0"),
-        ({"env_kwargs": {"price": 1}}, "environment Short: --env_kwargs: expected arguments of Short"),
+        ({"env_kwargs": {"price": 1}}, "environment Short: env_kwargs: expected arguments of Short"),
         (
             {"data": None},
             "environment Short: --data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; write",

@@ -36,8 +36,8 @@ from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.interop.hosted import kind_of, problem_of, run_planned
-from agentenv.interop.nemo_gym.responses import GymRun, read_run, run_answer
+from agentenv.interop.hosted import check_label, kind_of, problem_of, run_planned
+from agentenv.interop.nemo_gym.responses import LABEL_KEYS, GymRun, read_run, run_answer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -147,7 +147,9 @@ class GymServer(Server):
 
         Raises:
             InfraError, ContractError: NeMo RL's format cannot express the episode.
+            DataError: the row has no label, and the environment needs one.
         """
+        check_label(run.task, run.body, self._source, f"Its column is one of {', '.join(LABEL_KEYS)}.")
         setup = EpisodeSetup(engine=self._engine, chat=self._chat, sampling=run.sampling, limits=self._limits)
         planned = [PlannedEpisode(run.task, next(self._numbers))]
         (trajectory,) = await run_planned(self._source, setup, planned, max_retries=self.options.max_retries)

@@ -8,9 +8,10 @@ from typing import Any
 from agentenv._util.loop_thread import run_sync
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.messages import as_messages
+from agentenv.core.types import Task
 from agentenv.episode.runner import derive_seed
 from agentenv.errors import DataError
-from agentenv.interop.hosted import stepped_source
+from agentenv.interop.hosted import check_label, stepped_source
 from agentenv.interop.nemo_rl.sessions import Sessions
 
 _SHORT = 4
@@ -48,7 +49,7 @@ class TaskProcessor:
         task_name: str = "agentenv",
     ) -> None:
         source = stepped_source(env, env_kwargs or {}, "TaskProcessor.env", "Serve it with GymServer.")
-        self._sessions = Sessions(source, step_timeout_s=60.0, idle_s=60.0)
+        self._source, self._sessions = source, Sessions(source, step_timeout_s=60.0, idle_s=60.0)
         self._prompt_key, self._label_key, self._seed, self._task_name = prompt_key, label_key, seed, task_name
         self._options = ChatOptions(chat_template_kwargs=dict(chat_template_kwargs or {}))
         self._chat: Chat | None = None
@@ -59,7 +60,7 @@ class TaskProcessor:
         """Return a DatumSpec: the rendered first observation as one message, with int64 `token_ids` and its text.
 
         Raises:
-            DataError: the row has no prompt.
+            DataError: the row has no prompt, or no label and the environment needs one.
             EpisodeFailed: the environment failed.
         """
         import torch
@@ -69,9 +70,11 @@ class TaskProcessor:
         if not prompt:
             raise DataError(f"row {idx}: expected a prompt under {self._prompt_key!r}, got {prompt!r}. Set prompt_key.")
         prompt = as_messages(prompt)
+        label = row.pop(self._label_key, None)
+        check_label(Task(prompt, label, str(idx)), datum_dict, self._source, "Set label_key.")
         seed = row.pop("seed", None)
         info = {
-            "label": row.pop(self._label_key, None),
+            "label": label,
             "seed": derive_seed(self._seed, idx) if seed is None else seed,
             "task_prompt": prompt,
             "metadata": {key: value for key, value in row.items() if key != "task_name"},

@@ -55,8 +55,10 @@ _EXPECTED = {
 """Settings of SkyRL's own generator that change what it returns."""
 
 
-def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
+def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str | None = None) -> Any:
     """Return a `datasets.Dataset` in SkyRL's columns, for `to_parquet`; each row holds its whole task.
+
+    Without `data_source`, by which SkyRL groups an evaluation, it is the row's own, or "agentenv".
 
     SkyRL shows the prompt, and drops rows whose prompt is too long. What the model sees comes from the environment's
     `reset`.

@@ -12,6 +12,7 @@ from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from agentenv.interop.verl.agent_loop import EnvAgentLoop as EnvAgentLoop
+    from agentenv.interop.verl.agent_loop import check as check
     from agentenv.interop.verl.agent_loop import dataset as dataset
     from agentenv.interop.verl.records import to_records as to_records
     from agentenv.interop.verl.rewards import RMGalleryRewardManager as RMGalleryRewardManager

@@ -19,17 +19,21 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import ChatOptions
+from agentenv.core.dataset import read_rows
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
-from agentenv.episode.registry import env_source
+from agentenv.episode.registry import env_source, installed_envs
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
@@ -56,17 +60,20 @@ _ROWS = itertools.count()
 """Numbers of the rows that verl does not number."""
 
 
-def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
+def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str | None = None) -> Any:
     """Return a `datasets.Dataset` in verl's columns, for `to_parquet`; each row holds its whole task.
+
+    The `agent_name` of rows, verl's name of the entry that plays them, is a column, and so is `data_source`, by which
+    verl groups validation: the argument, else the row's own, else "agentenv".
 
     verl shows the prompt, and drops rows whose prompt is too long. What the model sees comes from the environment's
     `reset`.
 
     Raises:
         MissingDependency: `datasets` is not installed.
-        DataError: a row is not a task, has images, or is not JSON.
+        DataError: a row is not a task, has images, is not JSON, or lacks the `agent_name` that others have.
     """
-    return task_dataset(rows, "interop.verl", data_source)
+    return task_dataset(rows, "interop.verl", data_source, "agent_name")
 
 
 @dataclass(eq=False)
@@ -169,7 +176,7 @@ class EnvAgentLoop:
         trainer_config: Any,
         server_manager: Any,
         tokenizer: Any,
-        env: str,
+        env: str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
@@ -179,12 +186,18 @@ class EnvAgentLoop:
         for key, value in others.items():
             if key not in _OF_VERL and isinstance(plain(value), str | float | int | list | dict | None):
                 raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.")
+        arguments = plain(env_kwargs) or {}
+        if not isinstance(env, str) or not isinstance(arguments, dict):
+            raise ConfigError(
+                f"{_WHERE}: expected an environment's name in env and an object in env_kwargs, got {env!r} and "
+                f"{arguments!r}. Change the entry."
+            )
         config = trainer_config.config
         rollout = config.actor_rollout_ref.rollout
         self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
         self._server, self._tokenizer = server_manager, tokenizer
         self._sampling = SamplingParams(max_tokens=max_tokens, seed=config.data.get("seed"))
-        self._source = _source(env, json.dumps(plain(env_kwargs) or {}, sort_keys=True))
+        self._source = _source(env, json.dumps(arguments, sort_keys=True))
         given = plain(limits)
         if isinstance(given, dict) and "max_length" in given:
             raise ConfigError(
@@ -248,3 +261,37 @@ class EnvAgentLoop:
         extra = {**record.pop("extra_fields"), **engine.steps, "reward_extra_info": told}
         metrics = verl.AgentLoopMetrics(**record["metrics"])
         return verl.AgentLoopOutput(**{**record, "metrics": metrics}, extra_fields=extra)
+
+
+def check(agent_loops: str | Path, files: Sequence[str | Path], default_agent_loop: str) -> None:
+    """Construct our entries of a YAML file, and read the rows of verl's parquet files, as verl does after its start.
+
+    Raises:
+        ConfigError: an entry lacks `name` or `_target_`, has an unknown key, or a value that its key does not take.
+        DataError: a row's `agent_name`, or `default_agent_loop` without it, names no loop of ours, or the row has
+            no label that it needs.
+    """
+    import yaml
+
+    rollout = SimpleNamespace(prompt_length=1, response_length=1)
+    config = SimpleNamespace(data={}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    make = partial(EnvAgentLoop, SimpleNamespace(config=config), None, None)
+    loops: dict[str, Callable[[], EnvAgentLoop]] = {
+        f"agentenv/{name}": partial(make, name) for name in installed_envs()
+    }
+    for entry in yaml.safe_load(Path(agent_loops).read_text()) or ():
+        if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
+            raise ConfigError(f"{agent_loops}: expected a list of entries with name and _target_, got {entry!r:.200}.")
+        if entry["_target_"].endswith(f".{EnvAgentLoop.__name__}"):
+            loops[entry["name"]] = partial(make, **{key: entry[key] for key in entry if not key.startswith("_")})
+            loops[entry["name"]]()
+    sources: dict[str, Any] = {}
+    for where, row in (each for file in files for each in read_rows(str(file))):
+        name = row.get("agent_name", default_agent_loop)
+        if name not in loops:
+            raise DataError(
+                f"{where}: expected an agent_name among {', '.join(loops)}, got {name!r}.{did_you_mean(name, loops)}"
+            )
+        if name not in sources:
+            sources[name] = loops[name]()._source
+        task_of(row["prompt"], row, where, sources[name])
