@@ -146,7 +146,7 @@ async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start_and_cancelling
 # --- retries ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_infrastructure_error_is_tried_again_with_other_tokens_in_the_same_environment():
+async def test_an_infrastructure_error_is_tried_again_with_other_tokens_in_the_same_environment(caplog):
     log = Log()
     runner = make_runner(raises(InfraError("down")), log=log, policy=replace(QUICK, max_error_share=1.0))
     (ended,) = await run_all(runner, plan(make_tasks(1), 1))
@@ -155,6 +155,8 @@ async def test_an_infrastructure_error_is_tried_again_with_other_tokens_in_the_s
     assert len(log.env_seeds) == 3
     assert len(set(log.env_seeds)) == 1
     assert (runner.num_retries, runner.num_done, runner.num_failed) == (2, 1, 1)
+    told = [record.getMessage() for record in caplog.records if "run again" in record.getMessage()]
+    assert told == [f"episode t0/0 is run again, as attempt {attempt} of 3." for attempt in (2, 3)]
 
 
 @pytest.mark.parametrize("error", [ValueError("bug"), TypeError("bug"), OSError("bug")])
