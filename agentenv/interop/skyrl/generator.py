@@ -146,7 +146,7 @@ class EnvGenerator:
     def __post_init__(self) -> None:
         """Raise ConfigError for a wrong argument, or a setting of SkyRL's own generator that has no effect here."""
         check_numbers(self)
-        _ = self.chat, self.episode_limits  # raise here, not in the first step
+        _ = self.options, self.episode_limits  # raise here, not in the first step
         for name, expected in _EXPECTED.items():
             if (value := attrgetter(name)(self.config)) != expected:
                 raise ConfigError(
@@ -162,9 +162,13 @@ class EnvGenerator:
     @cached_property
     def chat(self) -> Chat:
         """The chat of all episodes."""
-        options = settings_from("EnvGenerator.chat_options", self.chat_options, ChatOptions())
-        given = {**self.config.chat_template_kwargs, **options.chat_template_kwargs}
-        return chat_of(self.tokenizer, replace(options, chat_template_kwargs=given))
+        given = {**self.config.chat_template_kwargs, **self.options.chat_template_kwargs}
+        return chat_of(self.tokenizer, replace(self.options, chat_template_kwargs=given))
+
+    @cached_property
+    def options(self) -> ChatOptions:
+        """The chat's options of the caller."""
+        return settings_from("EnvGenerator.chat_options", self.chat_options, ChatOptions())
 
     @cached_property
     def episode_limits(self) -> Limits:
