@@ -72,7 +72,7 @@ class AgentInstance:
     datasets: ClassVar[Mapping[str, str | Path]] = {}
     """Data included with the environment, by the name for `--data`; the first is the default."""
     needs_label: ClassVar[bool] = True
-    """False if the environment needs no labels: rows without the column `label` then have the label None."""
+    """False if the environment needs no labels: rows without the column `label`, or with null in it, then have None."""
     max_turns: ClassVar[int | None] = None
     """Maximum number of turns that an episode needs: the default of `Limits.max_turns`; None keeps that unchanged."""
     max_length: ClassVar[int | None] = None

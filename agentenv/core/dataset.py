@@ -24,6 +24,7 @@ _BOM = b"\xef\xbb\xbf"
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+_NO_LABELS = "An environment without labels has needs_label = False."
 _NOTHING: Mapping[str, Path] = MappingProxyType({})
 
 
@@ -43,7 +44,7 @@ def read_tasks(
     the prompt is text or chat messages; `task_id` or `id`, which no two rows share, names the task, else the row's
     number from 000000; an integer `seed` seeds it; `images` belong to it; other columns become metadata.
     Blank lines, CRLF and a byte order mark are accepted. With `label_key` None or '' rows have no labels; unless
-    `needs_label`, a row without that column has the label None.
+    `needs_label`, a row without the column `label` has the label None, and a label may be null.
 
     `spec` may also be the rows themselves, as mappings or as Tasks, which are returned unchanged.
 
@@ -63,8 +64,13 @@ def read_tasks(
         if isinstance(row, Task):
             tasks.append(replace(row, task_id=_task_id(where, {"id": row.task_id}, len(tasks), taken)))
             continue
-        key = label_key if needs_label or (isinstance(row, Mapping) and label_key in row) else None
-        tasks.append(_task(where, row, prompt_key, key or None, _task_id(where, row, len(tasks), taken)))
+        key = label_key or None
+        if not needs_label and key == "label" and isinstance(row, Mapping) and key not in row:
+            key = None
+        task = _task(where, row, prompt_key, key, _task_id(where, row, len(tasks), taken))
+        if task.label is None and key and needs_label:
+            raise DataError(f"{where}, {key!r}: expected a label, got None. Remove the row, or fix it. {_NO_LABELS}")
+        tasks.append(task)
     if not tasks:
         where = f"{spec}: expected" if isinstance(spec, str) else "data: expected"
         raise DataError(f"{where} at least one row, got none. Check the data.")
@@ -221,8 +227,7 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
         label = row
         for name in [label_key] if label_key in row else label_key.split("."):  # `column.key` inside a column: verl
             if not isinstance(label, Mapping) or name not in label:
-                advice = "Rename its column, or set --label_key. An environment without labels has needs_label = False."
-                raise DataError(_lacks(where, row, label_key, advice))
+                raise DataError(_lacks(where, row, label_key, f"Rename its column, or set --label_key. {_NO_LABELS}"))
             label = label[name]
     if not _is_finite(label):
         raise DataError(

@@ -200,8 +200,8 @@ class EpisodeRunner:
                     if self.draining:
                         break
                     self.num_retries += 1
-                    again = planned.episode_id, error.type, num_retries + 1, self.policy.max_retries
-                    logger.warning("episode %s: runs again after %s, %d of %d times", *again)
+                    message = "episode %s is run again, as attempt %d of %d."
+                    logger.warning(message, planned.episode_id, num_retries + 2, self.policy.max_retries + 1)
                     retried = (*trajectory.retried, with_cause(error.type, error.cause))
                 if trajectory.error is not None and trajectory.error.kind == "env" and may_be_a_service(progress.error):
                     self._advice = f"{FAILED_SERVICE} "

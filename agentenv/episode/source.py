@@ -110,5 +110,6 @@ def check_arguments(cls: type[Any], kwargs: Mapping[str, Any], where: str = "env
     except TypeError as error:
         names = [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
         raise ConfigError(
-            f"{where}: expected arguments of {cls.__name__} {names}, got {dict(kwargs)!r}: {error}."
+            f"{where}: expected arguments of {cls.__name__} {names}, got "
+            f"{dict(kwargs) if isinstance(kwargs, Mapping) else kwargs!r}: {error}."
         ) from error

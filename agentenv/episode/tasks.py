@@ -39,7 +39,7 @@ class TaskSource:
 
         Args:
             own: the data that comes with the environment, by name; the first is the default.
-            needs_label: whether a row without a label is an error, unless `label_key` is another than the default.
+            needs_label: whether a row without a label is an error; one without another `label_key` always is.
             limit: maximum number of tasks, from the first.
             rows: what replaces the data.
 
@@ -59,6 +59,5 @@ class TaskSource:
                 "environments, each with its `data`, to a YAML file, and name that as --env. "
                 f"Built in are {', '.join(builtin)}."
             )
-        needs_label = needs_label or self.label_key != TaskSource.label_key
         keys = {"prompt_key": self.prompt_key, "label_key": self.label_key}
         return read_tasks(data, **keys, limit=limit, split=self.split, builtin=builtin, needs_label=needs_label)

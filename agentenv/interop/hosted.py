@@ -12,13 +12,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
-from agentenv.core.arguments import construct
+from agentenv.core.arguments import construct, whole_number
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_EPISODES = 256
 """Episodes of one call that run at the same time."""
+_LEAST = {"max_tokens": 1, "max_retries": 0, "max_failed_in_a_row": 1, "group_size": 1}
+"""The least value of each number that an entry may have."""
 
 
 def problem_of(trajectory: Trajectory) -> str | None:
@@ -66,9 +68,16 @@ class FailureCount:
         self.num_episodes = 0
         self.num_failed = 0
         self.in_a_row = 0
+        self._results: set[str] = set()
 
-    def add(self, problem: str | None, *, max_in_a_row: int = 1, result: str = "") -> None:
-        """Count an episode. Warn if it failed; `result` says what the host gets for it.
+    def __repr__(self) -> str:
+        """Return the counts."""
+        return f"{self.where}: {self.num_failed} of {self.num_episodes} episodes failed"
+
+    def add(self, trajectory: Trajectory, problem: str | None, *, max_in_a_row: int = 1, result: str = "") -> None:
+        """Count an episode. `problem` says why it failed, and `result` what the host gets for it.
+
+        Warn once of each result; of an episode also if it has no error, which the loop would have logged.
 
         Raises:
             InfraError: so many in a row failed; by default the first that fails raises.
@@ -78,11 +87,22 @@ class FailureCount:
         if problem is None:
             return
         self.num_failed += 1
-        message = f"{self.where}: expected an episode to train on, got one that failed: {problem.rstrip('.')}."
+        name, reason = trajectory.episode_id, problem.rstrip(".")
+        message = f"{self.where}: expected an episode to train on, got {name!r}, which failed: {reason}."
         if self.in_a_row >= max_in_a_row:
             count = f" Failures in a row: {self.in_a_row}." if max_in_a_row > 1 else ""
             raise InfraError(f"{message}{count} Fix the cause.")
-        logger.warning("%s %s", message, result)
+        if trajectory.error is None or result not in self._results:
+            logger.warning("%s %s", message, result)
+        self._results.add(result)
+
+
+def check_numbers(host: Any) -> None:
+    """Raise ConfigError for the first number of a host's entry, a dataclass, that is too small or none."""
+    for each in fields(host):
+        value, low = getattr(host, each.name), _LEAST.get(each.name)
+        if low is not None and not (value is None and each.default is None):
+            whole_number(f"{type(host).__name__}.{each.name}", value, low=low)
 
 
 def stops_of(tokenizer: Any) -> tuple[int, ...]:

@@ -24,7 +24,8 @@ from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.source import EnvSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.interop.hosted import limits_of, stepped_source
+from agentenv.interop.hosted import check_numbers, limits_of, stepped_source
+from agentenv.rewards.loading import settings_from
 
 _WHERE = "interop.tinker"
 _STOP_REASONS = {StopReason.TERMINATED: "completed", StopReason.MAX_LENGTH: "max_tokens"}
@@ -147,8 +148,9 @@ class EnvDatasetBuilder:
     """Budgets of each episode: all of `Limits`, or fields by name, and of what is not named the class's `max_turns` and
     `max_length`. `max_length` counts the prompt, too. Of the time limits only `step_timeout_s`
     applies. tinker's `max_tokens` limits one action."""
-    chat_options: ChatOptions = field(default_factory=ChatOptions)
-    """How messages become tokens. Under `history="rerender"` each segment becomes a Datum."""
+    chat_options: ChatOptions | Mapping[str, Any] = field(default_factory=ChatOptions)
+    """How messages become tokens: `ChatOptions`, or fields by name. Under `history="rerender"` each segment becomes a
+    Datum."""
     seed: int = 0
     """Seed of the order of the tasks, and of the environments of tasks that have none."""
 
@@ -156,10 +158,12 @@ class EnvDatasetBuilder:
         """Return the dataset, and no test set.
 
         Raises:
-            ConfigError: the environment has a loop that calls an endpoint, or there is not one whole batch.
+            ConfigError: the environment has a loop that calls an endpoint, there is not one whole batch, or another
+                argument is wrong.
             DataError: a row is not a task, or has no label that the environment needs.
         """
-        self.episode_limits()
+        check_numbers(self)
+        _ = self.episode_limits(), self.options()
         is_needed = needs_label(self.source())
         tasks = read_tasks(self.data, builtin=builtin_datasets(self.data), needs_label=is_needed)
         random.Random(self.seed).shuffle(tasks)
@@ -187,6 +191,14 @@ class EnvDatasetBuilder:
             ConfigError: as `source`, or `limits` is wrong.
         """
         return limits_of(self.limits, self.source().cls, "EnvDatasetBuilder.limits")
+
+    def options(self) -> ChatOptions:
+        """Return how messages become tokens.
+
+        Raises:
+            ConfigError: `chat_options` is wrong.
+        """
+        return settings_from("EnvDatasetBuilder.chat_options", self.chat_options, ChatOptions())
 
 
 @dataclass(frozen=True)
@@ -221,7 +233,7 @@ class EnvGroup:
 
         options, task, source = self.options, self.task, self.options.source()
         stops, tokenizer = stop_token_ids_of(options.model, may_download=True), get_tokenizer(options.model)
-        chat = Chat(tokenizer, stop_token_ids=stops, options=options.chat_options)
+        chat = Chat(tokenizer, stop_token_ids=stops, options=options.options())
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         seed = derive_seed(options.seed, task.task_id) if task.seed is None else task.seed
         limits, made = options.episode_limits(), []

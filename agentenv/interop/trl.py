@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from typing import Any
 from zlib import crc32
 
+from agentenv._util.brief import brief
 from agentenv._util.loop_thread import is_loop_running, run_sync
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.dataset import in_messages, read_tasks
@@ -35,23 +36,27 @@ from agentenv.interop.hosted import (
     GatheringEngine,
     GenerationRequest,
     chat_of,
+    check_numbers,
     dataset_of,
     limits_of,
     problem_of,
     prompt_texts,
     run_planned,
 )
+from agentenv.rewards.loading import settings_from
 
 _WHERE = "interop.trl"
 _FACTS = (
-    "reward", "turn_scores", "turn_spans", "policy_versions", "stop_reason", "finish_reason", "episode_id", "segment",
-    "num_segments", "forced_tokens", "truncated", "failed",
+    "reward", "actions", "turn_scores", "turn_spans", "policy_versions", "stop_reason", "finish_reason", "episode_id",
+    "segment", "num_segments", "forced_tokens", "truncated", "failed", "label", "metadata",
 )  # fmt: skip
 """Columns besides those that TRL reads; every row has all of them."""
 
 
-def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
+def dataset(rows: str | Sequence[Mapping[str, Any] | Task]) -> Any:
     """Return a `datasets.Dataset` for TRL: a prompt of each task, whose last message has the task's id.
+
+    `rows` may also be a file of them.
 
     TRL and its log show the prompt. What the model sees comes from the environment's `reset`.
 
@@ -78,7 +83,7 @@ def reward(
     return list(reward)
 
 
-def _tasks(rows: Sequence[Mapping[str, Any] | Task], needs_label: bool = False) -> dict[tuple[Any, Any], Task]:
+def _tasks(rows: str | Sequence[Mapping[str, Any] | Task], needs_label: bool = False) -> dict[tuple[Any, Any], Task]:
     """Return the tasks by id and checksum: the rows of another file have other contents under the same numbers."""
     tasks = {}
     for task in read_tasks(rows, needs_label=needs_label):
@@ -111,8 +116,9 @@ class EnvRollout:
 
     env: str | type[Any]
     """An installed environment's name, `module:Attr`, `FILE.py:Attr`, or the class."""
-    rows: Sequence[Mapping[str, Any] | Task]
-    """The rows that `dataset` got; those of an evaluation set, too. Each has its own id (column `task_id` or `id`)."""
+    rows: str | Sequence[Mapping[str, Any] | Task]
+    """The rows that `dataset` got, or their file; those of an evaluation set, too. Each has its own id (column
+    `task_id` or `id`)."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the environment's constructor."""
     limits: Limits | Mapping[str, Any] | None = None
@@ -120,8 +126,9 @@ class EnvRollout:
     `max_length`. `max_length` counts the prompt, too; TRL's `max_completion_length` is not used."""
     max_tokens: int | None = None
     """Maximum number of new tokens of one action; None: limited only by the room in `max_length`."""
-    chat_options: ChatOptions = field(default_factory=ChatOptions)
-    """How messages become tokens; `history` must be `keep`, because TRL takes one row of an episode."""
+    chat_options: ChatOptions | Mapping[str, Any] = field(default_factory=ChatOptions)
+    """How messages become tokens: `ChatOptions`, or fields by name; `history` must be `keep`, because TRL takes one row
+    of an episode."""
     max_retries: int = 1
     """How often an episode is run again after an infrastructure error."""
     max_failed_in_a_row: int = 64
@@ -135,14 +142,20 @@ class EnvRollout:
 
         Raises:
             ConfigError: the history is rendered again, there is no such environment, or it does not take the arguments;
-                or `limits` is wrong.
+                or another argument is wrong.
             DataError: a row is not a task.
         """
-        _ = self.tasks, self.episode_limits  # raise here, not in the first step
-        if self.chat_options.history != "keep":
+        if not isinstance(self.env, str | type):
             raise ConfigError(
-                f"EnvRollout.chat_options: expected history='keep', got {self.chat_options.history!r}. Remove it: TRL "
-                "takes one row of an episode."
+                f"EnvRollout.env: expected a name or a class, got {brief(self.env, 80)}. "
+                "Pass rollout_func=EnvRollout(env, rows), not the class."
+            )
+        check_numbers(self)
+        _ = self.tasks, self.episode_limits  # raise here, not in the first step
+        if self.options.history != "keep":
+            raise ConfigError(
+                f"EnvRollout.chat_options: expected history='keep', got {self.options.history!r}. Remove it: TRL takes "
+                "one row of an episode."
             )
 
     @cached_property
@@ -160,6 +173,11 @@ class EnvRollout:
         """The budgets of each episode."""
         return limits_of(self.limits, self.source.cls, "EnvRollout.limits")
 
+    @cached_property
+    def options(self) -> ChatOptions:
+        """How messages become tokens."""
+        return settings_from("EnvRollout.chat_options", self.chat_options, ChatOptions())
+
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Run the episodes and return TRL's columns, in the order of the prompts.
 
@@ -167,7 +185,7 @@ class EnvRollout:
             ConfigError: the trainer has an argument that this function cannot follow, or has a reward function
                 that has neither parameter, `failed` or `reward`.
             ContractError: an episode has several segments.
-            DataError: a prompt has no known task id, or the engine returned no log-probability for an action.
+            DataError: a prompt is of none of the rows, or the engine returned no log-probability for an action.
             InfraError: `max_failed_in_a_row` episodes failed.
         """
         for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
@@ -179,22 +197,12 @@ class EnvRollout:
                 )
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)
-        planned = []
-        for number, prompt in enumerate(prompts, first):
-            last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
-            task = self.tasks.get((last.get("task_id"), last.get("task_crc"))) if isinstance(last, Mapping) else None
-            if task is None:
-                raise DataError(
-                    f"EnvRollout: expected the id of a task in the prompt's last message, got {last!r:.200}. Pass "
-                    "agentenv.interop.trl.dataset(rows) as the trainer's dataset, with rows of EnvRollout, which "
-                    "has those of an evaluation set, too: give each row its own `id`."
-                )
-            planned.append(PlannedEpisode(task, number))
+        planned = [PlannedEpisode(self._task(prompt), number) for number, prompt in enumerate(prompts, first)]
         mode = "train" if trainer.model.training else "eval"
         seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
 
         async def run() -> list[Trajectory]:
-            chat = chat_of(_tokenizer(trainer), self.chat_options)
+            chat = chat_of(_tokenizer(trainer), self.options)
             async with _engine(trainer) as engine:
                 setup = EpisodeSetup(engine, chat, replace(sampling, seed=seed), self.episode_limits)
                 return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
@@ -202,17 +210,33 @@ class EnvRollout:
         trajectories = run_sync(run()) if is_loop_running() else asyncio.run(run())  # it runs in a notebook
         return columns([self._row(trajectory, trainer) for trajectory in trajectories])
 
+    def _task(self, prompt: Any) -> Task:
+        last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
+        name, crc = (last.get("task_id"), last.get("task_crc")) if isinstance(last, Mapping) else (None, None)
+        if (task := self.tasks.get((name, crc))) is not None:
+            return task
+        expected = "the id of one of its rows in the prompt's last message, got"
+        if crc is not None and any(name == known for known, _ in self.tasks):
+            expected = f"a row with the content of task {name!r}, got another:"
+        raise DataError(
+            f"EnvRollout: expected {expected} {last!r:.200}. Pass agentenv.interop.trl.dataset(rows) as the trainer's "
+            "dataset, with rows of EnvRollout, which has those of an evaluation set, too: give each row its own `id`."
+        )
+
     def _row(self, trajectory: Trajectory, trainer: Any) -> dict[str, Any]:
         """Return TRL's row of an episode. TRL reads its last token: there is one, and an EOS means not truncated."""
         problem = problem_of(trajectory)
         self.failures.add(
+            trajectory,
             problem,
             max_in_a_row=self.max_failed_in_a_row,
             result="Its row has no reward, and TRL leaves it out of its group.",
         )
         row: dict[str, Any] = dict.fromkeys(_FACTS)
         if problem is None:
-            row |= _record(trajectory)
+            row |= _record(trajectory) | {"actions": [turn.action for turn in trajectory.turns]}
+            step = trainer.state.global_step  # TRL generates with the weights of it; the engine does not know it
+            row["policy_versions"] = [step if version >= 0 else version for version in row["policy_versions"]]
         else:  # its prompt and no completion
             ids, reason = (
                 trajectory.segments[0].token_ids.tolist() if trajectory.segments else [],
@@ -239,6 +263,8 @@ class EnvRollout:
             "env_mask": mask,
             "truncated": trajectory.truncated and problem is None,
             "failed": problem is not None,
+            "label": trajectory.task.label,
+            "metadata": dict(trajectory.task.metadata),
         }
 
 

@@ -292,6 +292,9 @@ def test_a_label_may_be_inside_of_a_column_as_in_verls_data(jsonl):
 def test_a_row_may_lack_the_label_where_none_is_needed(jsonl):
     assert [each.label for each in read_tasks(jsonl({"prompt": "q"}), needs_label=False)] == [None]
     assert read_tasks(jsonl({"prompt": "q", "label": 1}), needs_label=False)[0].label == 1
+    assert read_tasks(jsonl({"prompt": "q", "gold": None}), label_key="gold", needs_label=False)[0].label is None
+    with pytest.raises(DataError, match="expected key 'gold'"):
+        read_tasks(jsonl({"prompt": "q"}), label_key="gold", needs_label=False)
     with pytest.raises(DataError, match="expected a JSON object"):
         read_tasks(jsonl(3), needs_label=False)
 
@@ -299,6 +302,12 @@ def test_a_row_may_lack_the_label_where_none_is_needed(jsonl):
 def test_a_missing_label_key_is_not_a_silent_none(jsonl):
     with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Rename .* set --label_key"):
         read_tasks(jsonl({"prompt": "q"}))
+
+
+@pytest.mark.parametrize(("label", "key"), [(None, "label"), ({"gold": None}, "label.gold")])
+def test_a_null_is_no_label_where_one_is_needed(jsonl, label, key):
+    with pytest.raises(DataError, match=f"line 1, '{key}': expected a label, got None.*needs_label = False"):
+        read_tasks(jsonl({"prompt": "q", "label": label}), label_key=key)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ from agentenv.testing.tokenizers import CharTokenizer
 
 
 def failed():
-    trajectory = Trajectory(Task("q"), 32, prompt="q")
+    trajectory = Trajectory(Task("q"), 32, prompt="q", episode_id="q/1")
     trajectory.append_observation([1, 2])
     trajectory.append_turn(Completion((3,), logprobs=(-1.0,)), "3")
     trajectory.finish(StopReason.ERROR, EpisodeError("env", "ValueError", "it broke", "step", "env.py:7"))
@@ -50,12 +51,22 @@ def test_a_problem_is_told_for_episodes_without_a_reward_only():
 def test_failures_in_a_row_end_the_job_and_others_warn(caplog):
     count = FailureCount("Host.run")
     for problem in ("a", "b", None, "c"):
-        count.add(problem, max_in_a_row=3, result="It is left out.")
+        count.add(failed(), problem, max_in_a_row=3, result="It is left out.")
     assert (count.num_episodes, count.num_failed, count.in_a_row) == (4, 3, 1)
-    assert "Host.run: expected an episode to train on, got one that failed: c. It is left out." in caplog.text
-    count.add("d", max_in_a_row=3)
+    assert repr(count) == "Host.run: 3 of 4 episodes failed"
+    count.add(failed(), "d", max_in_a_row=3)
     with pytest.raises(InfraError, match=r"failed: e\. Failures in a row: 3\."):
-        count.add("e", max_in_a_row=3)
+        count.add(failed(), "e", max_in_a_row=3)
+
+
+def test_what_a_host_gets_is_told_once_and_a_failure_again_only_if_the_log_lacks_it(caplog):
+    count, aborted = FailureCount("Host.run"), replace(failed(), error=None, episode_id="q/2")
+    for each in (failed(), failed(), aborted):
+        count.add(each, "a", max_in_a_row=9, result="It is left out.")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Host.run: expected an episode to train on, got {name!r}, which failed: a. It is left out."
+        for name in ("q/1", "q/2")
+    ]
 
 
 @pytest.mark.long
@@ -64,15 +75,16 @@ def test_failures_in_a_row_end_the_job_and_others_warn(caplog):
 )
 def test_warnings_reach_stderr_in_a_process_without_logging_and_not_in_a_command(before, is_shown):
     code = (
-        f"{before}from agentenv.interop.hosted import FailureCount; FailureCount('Host.run').add('a', max_in_a_row=2)"
+        f"{before}from agentenv.interop.hosted import FailureCount; from agentenv import Task, Trajectory; "
+        "FailureCount('Host.run').add(Trajectory(Task('q'), 9), 'a', max_in_a_row=2)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ("Host.run: expected an episode to train on, got one that failed: a" in ended.stderr) is is_shown
+    assert ("Host.run: expected an episode to train on, got" in ended.stderr) is is_shown
 
 
 def test_a_host_that_wants_an_exception_gets_it_at_the_first_failure():
     with pytest.raises(InfraError, match=r"failed: a\. Fix the cause\.$"):
-        FailureCount("Host.run").add("a")
+        FailureCount("Host.run").add(failed(), "a")
 
 
 class Echo(AgentInstance):

@@ -113,7 +113,7 @@ async def test_without_log_probabilities_the_whole_column_is_none():
 
 async def test_a_failed_episode_raises_where_skyrl_needs_its_row():
     client = Client("bang")
-    with pytest.raises(InfraError, match="EnvGenerator: expected an episode to train on, got one that failed"):
+    with pytest.raises(InfraError, match=r"EnvGenerator: expected an episode to train on, got '1/0', which failed"):
         await generator_with(client).generate(asked())
     assert client.finished == ["1/0"]
 
@@ -175,3 +175,11 @@ async def test_a_row_of_the_dataset_is_the_whole_task_again():
 def test_a_setting_that_only_skyrls_own_generator_follows_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"EnvGenerator.config: expected generator.{name}.*Remove it"):
         generator_with(Client(), settings={name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_retries": -1}, {"chat_options": {"histroy": ""}}, {"limits": {"step_timeout": 1}}]
+)
+def test_wrong_arguments_are_refused_by_their_names(wrong):
+    with pytest.raises(ConfigError, match=rf"EnvGenerator\.{next(iter(wrong))}: expected"):
+        generator_with(Client(), **wrong)

@@ -70,6 +70,12 @@ async def group_of(**options):
     return dataset.get_batch(0)[0]
 
 
+async def test_wrong_arguments_are_refused_by_their_names():
+    for wrong, error in (({"group_size": 0}, "group_size"), ({"chat_options": {"histroy": ""}}, "chat_options")):
+        with pytest.raises(ConfigError, match=rf"EnvDatasetBuilder\.{error}: expected"):
+            await group_of(**wrong)
+
+
 async def begun(**options):
     group = await group_of(**options)
     env, _ = await group.make_envs()

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentenv.chat.chat import ChatOptions
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Completion, Limits, StepResult
 from agentenv.engines.scripted import ScriptedEngine
@@ -201,6 +200,26 @@ def test_every_row_has_the_same_columns_whatever_happened(roll):
     assert {len(values) for values in out.values()} == {2}
 
 
+def test_reward_functions_get_the_actions_the_label_and_the_metadata(roll):
+    rows = [{**row, "level": n} for n, row in enumerate(ROWS)]
+    script = lambda request: "bang" if "one" in request.prompt else "half"  # noqa: E731
+    out = roll(script, [row["prompt"] for row in dataset(rows)], rows=rows)
+    assert (out["actions"], out["label"]) == ([None, ["half", "half"]], ["1", "2"])
+    assert [metadata["level"] for metadata in out["metadata"]] == [0, 1]
+    tokenizer, spans = Tokenizer(), out["turn_spans"][1]
+    sampled = [tokenizer.decode(out["completion_ids"][1][start:end]) for start, end in spans]
+    assert sampled == ["half<|im_end|>"] * 2
+
+
+def test_versions_of_the_weights_are_trls_step_at_generation(roll):
+    trainer = trainer_with()
+    trainer.state.global_step = 7
+    (row, _) = zip(
+        *(roll(["half", "1"], trainer=trainer)[name] for name in ("policy_versions", "env_mask")), strict=True
+    )
+    assert row[0] == [7 if chosen else -1 for chosen in row[1]]
+
+
 def test_siblings_share_the_environments_seed_and_no_two_calls_repeat_a_sampling_seed(roll):
     seeds = []
 
@@ -222,13 +241,13 @@ async def test_it_runs_inside_a_running_loop_as_in_a_notebook(roll):
 
 def test_a_prompt_without_a_known_id_is_refused(roll):
     for prompt in ("one", [{"role": "user", "content": "one"}], [{"role": "user", "content": "x", "task_id": "7"}]):
-        with pytest.raises(DataError, match=r"expected the id of a task.*agentenv\.interop\.trl\.dataset"):
+        with pytest.raises(DataError, match=r"expected the id of one of its rows.*agentenv\.interop\.trl\.dataset"):
             roll(["1"], [prompt])
 
 
 def test_a_row_of_another_data_set_is_refused_although_it_has_the_same_number(roll):
     for other in ({"prompt": "one, too", "label": "1"}, {"prompt": "one", "label": "3"}, {**ROWS[0], "seed": 4}):
-        with pytest.raises(DataError, match=r"expected the id of a task.*'000000'.*evaluation set"):
+        with pytest.raises(DataError, match=r"with the content of task '000000', got another"):
             roll(["1"], [dataset([other])[0]["prompt"]])
     named = {"prompt": "other", "label": "1", "id": "eval-0"}
     assert roll(["1"], [dataset([named])[0]["prompt"]], rows=[*ROWS, named])["reward"] == [1.0]
@@ -252,22 +271,30 @@ def test_sampling_that_no_engine_follows_and_a_vllm_that_sleeps_or_is_split_are_
         roll(["1"], trainer=trainer_with(use_vllm=name.startswith("vllm"), **{name: value}))
 
 
+def test_chat_options_are_also_taken_by_name(roll):
+    for options, is_message in (({}, True), ({"text_feedback": "raw"}, False)):
+        completion = Tokenizer().decode(roll(["half"], chat_options=options)["completion_ids"][0])
+        assert ("user" in completion) is is_message
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
         ({"env": "no_such"}, "environment: expected"), ({"env_kwargs": {"typo": 1}}, "expected arguments of Guess"),
         ({"rows": [{"label": "1"}]}, "prompt"), ({"limits": 3}, r"EnvRollout\.limits: expected Limits"),
         ({"limits": {"max_turn": 2}}, r"EnvRollout\.limits: .*Did you mean 'max_turns'"),
+        ({"env_kwargs": '{"typo": 1}'}, "expected arguments of Guess"),
+        ({"env": [{"role": "user"}], "rows": trainer_with()}, r"EnvRollout\.env: .*Pass rollout_func=EnvRollout\(env"),
+        ({"max_tokens": -1}, r"EnvRollout\.max_tokens: expected"), ({"max_tokens": "64"}, "max_tokens: expected"),
+        ({"max_retries": -1}, r"EnvRollout\.max_retries: expected"), ({"max_retries": None}, "max_retries: expected"),
+        ({"max_failed_in_a_row": 0}, r"EnvRollout\.max_failed_in_a_row: expected"),
+        ({"chat_options": {"histroy": "keep"}}, r"EnvRollout\.chat_options: .*Did you mean 'history'"),
+        ({"chat_options": {"history": "rerender"}}, "history='keep'"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_the_first_step(wrong, error):
     with pytest.raises((ConfigError, DataError), match=error):
         EnvRollout(**{"env": Guess, "rows": ROWS, **wrong})
-
-
-def test_a_history_that_is_rendered_again_is_refused():
-    with pytest.raises(ConfigError, match="history='keep'"):
-        EnvRollout(Guess, ROWS, chat_options=ChatOptions(history="rerender"))
 
 
 async def test_the_engine_follows_the_trainers_arguments():

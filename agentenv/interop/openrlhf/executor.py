@@ -351,6 +351,7 @@ class AgentExecutor:
         if problem is not None and cls.on_error == "mask":
             reward = await call.siblings.replace_reward(response)
         self._failures.add(
+            trajectory,
             problem,
             max_in_a_row=1 if cls.on_error == "raise" else cls.max_failed_in_a_row,
             result=f"A sample of one token with the reward {cls.failed_reward} replaces it, and moves the baseline of "

@@ -32,6 +32,7 @@ from agentenv.interop._records import columns, records
 from agentenv.interop.hosted import (
     FailureCount,
     chat_of,
+    check_numbers,
     client_params,
     limits_of,
     problem_of,
@@ -39,6 +40,7 @@ from agentenv.interop.hosted import (
     task_dataset,
     task_of,
 )
+from agentenv.rewards.loading import settings_from
 
 _WHERE = "interop.skyrl"
 _CONCURRENCY = 256
@@ -134,8 +136,8 @@ class EnvGenerator:
     limits: Limits | Mapping[str, Any] | None = None
     """Time limits of each episode: `Limits`, or fields by name. `max_turns` and `max_length` are the smaller of
     SkyRL's and the class's."""
-    chat_options: ChatOptions = field(default_factory=ChatOptions)
-    """How messages become tokens."""
+    chat_options: ChatOptions | Mapping[str, Any] = field(default_factory=ChatOptions)
+    """How messages become tokens: `ChatOptions`, or fields by name."""
     model: str | None = None
     """The policy's name in the servers: SkyRL's `resolve_policy_model_name(cfg)`. None: the client's own."""
     max_retries: int = 1
@@ -144,7 +146,9 @@ class EnvGenerator:
     """The failed episodes so far."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a setting of SkyRL's own generator that has no effect here."""
+        """Raise ConfigError for a wrong argument, or a setting of SkyRL's own generator that has no effect here."""
+        check_numbers(self)
+        _ = self.options, self.episode_limits  # raise here, not in the first step
         for name, expected in _EXPECTED.items():
             if (value := attrgetter(name)(self.config)) != expected:
                 raise ConfigError(
@@ -160,8 +164,25 @@ class EnvGenerator:
     @cached_property
     def chat(self) -> Chat:
         """The chat of all episodes."""
-        given = {**self.config.chat_template_kwargs, **self.chat_options.chat_template_kwargs}
-        return chat_of(self.tokenizer, replace(self.chat_options, chat_template_kwargs=given))
+        given = {**self.config.chat_template_kwargs, **self.options.chat_template_kwargs}
+        return chat_of(self.tokenizer, replace(self.options, chat_template_kwargs=given))
+
+    @cached_property
+    def options(self) -> ChatOptions:
+        """The chat's options of the caller."""
+        return settings_from("EnvGenerator.chat_options", self.chat_options, ChatOptions())
+
+    @cached_property
+    def episode_limits(self) -> Limits:
+        """The budgets of each episode."""
+        return replace(
+            limits_of(self.limits, self.source.cls, "EnvGenerator.limits"),
+            **own_limits(
+                self.source.cls,
+                max_turns=self.config.max_turns,
+                max_length=self.config.max_input_length + self.config.sampling_params.max_generate_length,
+            ),
+        )
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:
         """Run the episodes and return SkyRL's GeneratorOutput, in the order of the prompts.
@@ -176,20 +197,12 @@ class EnvGenerator:
             PlannedEpisode(task_of(prompt, row, each.instance_id, self.source), each.repetition_id)
             for prompt, row, each in rows
         ]
-        limits = replace(
-            limits_of(self.limits, self.source.cls, "EnvGenerator.limits"),
-            **own_limits(
-                self.source.cls,
-                max_turns=self.config.max_turns,
-                max_length=self.config.max_input_length + self.config.sampling_params.max_generate_length,
-            ),
-        )
         version = getattr(self.client, "weight_version", None)
         salt = None  # what SkyRL's own generator salts the servers' caches with: the weights at the start of the call
         if version is not None and self.config.use_cache_salt:
             salt = str(version) if self.model is None else f"{self.model}@{version}"
         engine = SkyRLEngine(self.client, params, self.model, salt)
-        setup = EpisodeSetup(engine, self.chat, SamplingParams(max_tokens=params["max_tokens"]), limits)
+        setup = EpisodeSetup(engine, self.chat, SamplingParams(max_tokens=params["max_tokens"]), self.episode_limits)
         slots = asyncio.Semaphore(_CONCURRENCY)
 
         async def run(episode: PlannedEpisode) -> Trajectory:
@@ -204,7 +217,7 @@ class EnvGenerator:
         kept, max_in_a_row = [], 64 if self.config.step_wise_trajectories else 1
         for each, trajectory in zip(ids, ended, strict=True):
             problem = problem_of(trajectory)
-            self.failures.add(problem, max_in_a_row=max_in_a_row, result="It has no row.")
+            self.failures.add(trajectory, problem, max_in_a_row=max_in_a_row, result="It has no row.")
             if problem is None:
                 kept.append((each, trajectory))
         self._check_groups([each.instance_id for each in ids], [each.instance_id for each, _ in kept], input_batch)

@@ -232,7 +232,7 @@ class EnvAgentLoop:
         number = row.get("session_id", row.get("priority"))
         planned = PlannedEpisode(task, next(_ROWS) if number is None else int(number))
         (trajectory,) = await run_planned(self._source, setup, [planned])
-        FailureCount(_WHERE).add(problem_of(trajectory))
+        FailureCount(_WHERE).add(trajectory, problem_of(trajectory))
         outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]
         if "session_id" in row:
             return outputs

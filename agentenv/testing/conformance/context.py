@@ -295,7 +295,7 @@ class ConformanceContext:
             known = {**builtin_datasets(), **found}
             found = {self.options.data: known.get(self.options.data, self.options.data)}
         prompt_key, label_key = self.options.prompt_key, self.options.label_key
-        needs_label = label_key != ConformanceOptions.label_key or getattr(self.agent_cls, "needs_label", True)
+        needs_label = getattr(self.agent_cls, "needs_label", True)
         read: dict[str, list[Task] | AgentEnvError] = {}
         for name, path in found.items():
             try:
