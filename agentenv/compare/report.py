@@ -22,6 +22,7 @@ _MAX_CHANGES = 6
 VERDICTS = {
     "better": "B is better",
     "worse": "B is worse",
+    "maybe_worse": "B is worse",
     "no_worse": "B is no worse",
     "no_difference": "no difference is shown",
     "unknown": "unknown: one task says nothing about others",
@@ -91,9 +92,13 @@ def headline(c: RunComparison) -> str:
     """Return the verdict and the number that it is about, on one line."""
     if c.are_identical:
         return f"{c.by}: no difference is shown, the runs agree on every task"
-    margin = f" than A by more than {c.margin:g}" if c.margin and c.verdict in ("better", "worse") else ""
-    margin = f" than A by {c.margin:g}" if c.verdict == "no_worse" else margin
-    return f"{c.by}: {VERDICTS[c.verdict]}{margin}"
+    by_margin = {
+        "better": f" than A by more than {c.margin:g}",
+        "worse": f" than A by more than {c.margin:g}",
+        "maybe_worse": f" than A, but not surely by more than {c.margin:g}",
+        "no_worse": f" than A by {c.margin:g}",
+    }
+    return f"{c.by}: {VERDICTS[c.verdict]}{by_margin.get(c.verdict, '') if c.margin else ''}"
 
 
 def _side(side: SideFacts) -> str:

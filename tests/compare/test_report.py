@@ -111,6 +111,7 @@ def test_identical_runs_have_a_bound_and_no_interval():
     [
         (LOW, HIGH, {"margin": 0.1}, "reward: B is better than A by more than 0.1"),
         (LOW, HIGH, {"margin": 0.7}, "reward: B is no worse than A by 0.7"),
+        (HIGH, LOW, {"margin": 0.7}, "reward: B is worse than A, but not surely by more than 0.7"),
         (HIGH, LOW, {"by": "passed"}, "passed: B is worse"),
         ({"a": [0.0]}, {"a": [1.0]}, {}, "reward: unknown: one task says nothing about others"),
         ({"a": [0.0], "b": [1.0]}, {"a": [1.0], "b": [0.0]}, {}, "reward: no difference is shown"),
@@ -161,6 +162,9 @@ def test_json_is_the_comparison_and_md_is_markdown(runs, capsys):
         ("high", "high", ["--fail_if", "worse"], 0),
         ("high", "high", ["--fail_if", "maybe_worse"], 1),
         ("high", "high", ["--fail_if", "maybe_worse", "--margin", "0.05"], 0),
+        ("high", "low", ["--fail_if", "maybe_worse", "--margin", "0.7"], 1),
+        ("high", "low", ["--fail_if", "worse", "--margin", "0.7"], 0),
+        ("high", "low", ["--fail_if", "not_better", "--margin", "0.7"], 1),
         ("high", "high", ["--fail_if", "not_better"], 1),
         ("low", "high", ["--fail_if", "not_better"], 0),
         ("low", "high", ["--fail_if", "different"], 1),
