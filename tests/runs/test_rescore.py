@@ -464,6 +464,12 @@ def test_a_flag_with_its_default_value_takes_the_place_of_the_runs(place):
     assert read_config("new")["config"]["flags"]["concurrency"] == 64
 
 
+def test_the_default_folder_says_that_the_run_is_rescored(place):
+    sampled()
+    assert main(["rescore", "old", "--progress", "none"]) == 0
+    assert [path.name.rpartition("-20")[0] for path in Path("runs").iterdir()] == ["rescored-env-tiny-math"]
+
+
 def test_an_answer_is_given_once_to_an_agent_that_asks_the_same_more_often(place):
     (place / "agent.py").write_text(OWN_LOOP.replace('["First?", "Second?", QUESTION]', "[QUESTION] * 2"))
     sampled("--env", "agent.py:Agent")
