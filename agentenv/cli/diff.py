@@ -16,8 +16,8 @@ from agentenv.errors import ConfigError
 
 FAILING: Mapping[str, frozenset[str]] = {
     "worse": frozenset(["worse"]),
-    "maybe_worse": frozenset(["worse", "no_difference"]),
-    "not_better": frozenset(["worse", "no_worse", "no_difference"]),
+    "maybe_worse": frozenset(["worse", "maybe_worse", "no_difference"]),
+    "not_better": frozenset(["worse", "maybe_worse", "no_worse", "no_difference"]),
     "different": frozenset(["better", "worse"]),
 }
 """The verdicts for which each value of --fail_if fails."""

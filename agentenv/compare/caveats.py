@@ -77,7 +77,7 @@ def caveats_of(
         if side.kept:
             text = f"{name} is what a training kept of its train steps: its weights changed meanwhile"
             found.append(Caveat("kept", text, refuses=False))
-    if a.has_trained and b.has_trained and a.name != b.name and not regraded:
+    if a.training and b.training and a.training != b.training and not regraded:
         found.append(Caveat("seeds", _SEEDS, refuses=False))
     return found
 
@@ -92,6 +92,8 @@ def changed_flags(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
     """Return the flags that both have with different values and that no caveat tells, with the value of each."""
     names = {name.rpartition(".")[2] for name in _by_entry(a.flags)}.difference(_UNREPORTED)
     told = dict(_differing(a.flags, b.flags, _KEYS))
+    if a.step is not None and b.step is not None and a.name == b.name:  # a resume trained longer
+        names -= {"max_train_steps", "num_episodes"}
     others = {name: values for name, values in _differing(a.trained, b.trained, _KEYS) if name not in told}
     return dict(_differing(a.flags, b.flags, names)) | others
 

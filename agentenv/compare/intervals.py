@@ -15,7 +15,7 @@ from typing import Literal
 
 from agentenv._util.estimates import Moments, student_t
 
-Verdict = Literal["better", "worse", "no_worse", "no_difference", "unknown"]
+Verdict = Literal["better", "worse", "maybe_worse", "no_worse", "no_difference", "unknown"]
 
 _Z80 = 0.8416212335729143
 """80 % quantile of the normal distribution."""
@@ -84,9 +84,10 @@ def cluster_sums(values: Sequence[float], clusters: Sequence[Hashable]) -> list[
 def verdict_of(difference: MeanDifference, margin: float = 0.0) -> Verdict:
     """Return what the interval shows: it alone decides.
 
-    "better" or "worse": all of it is beyond the margin. "no_worse": all of it is above -margin, which is not 0.
-    "unknown": there are fewer than two units. Where all tasks differ by the same amount, no interval can be estimated:
-    that amount counts, if there are enough units that chance would not make them agree.
+    "better" or "worse": all of it is beyond the margin. "maybe_worse": all of it is below 0, not all of
+    it beyond the margin. "no_worse": all of it is above -margin, which is not 0. "unknown": there are fewer than two
+    units. Where all tasks differ by the same amount, no interval can be estimated: that amount counts, if there are
+    enough units that chance would not make them agree.
     """
     if difference.se is None:
         return "unknown"
@@ -99,7 +100,9 @@ def verdict_of(difference: MeanDifference, margin: float = 0.0) -> Verdict:
         return "better"
     if high < -margin:
         return "worse"
-    return "no_worse" if margin > 0.0 and low > -margin else "no_difference"
+    if margin > 0.0 and low > -margin:
+        return "no_worse"
+    return "maybe_worse" if high < 0.0 else "no_difference"
 
 
 def smallest_effect(difference: MeanDifference) -> float | None:

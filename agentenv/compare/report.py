@@ -16,12 +16,18 @@ from agentenv.compare.significance import FALSE_SHARE
 
 MAX_TASKS = 10
 """Tasks that a report lists."""
+_READ_BOTH = (
+    "To read episodes of these tasks, run both models on this data and compare these runs: agentenv run --model "
+    "TRAINING/model --temperature 0.6 (its --eval_temperature), with its --top_p and --max_tokens."
+)
+"""How to read the episodes behind a difference of evaluations; the page of `view` says the same."""
 _NAME_WIDTH = 17
 _MAX_CHANGES = 6
 
 VERDICTS = {
     "better": "B is better",
     "worse": "B is worse",
+    "maybe_worse": "B is worse",
     "no_worse": "B is no worse",
     "no_difference": "no difference is shown",
     "unknown": "unknown: one task says nothing about others",
@@ -43,7 +49,7 @@ def sections_of(c: RunComparison) -> dict[str, list[tuple[str, str]]]:
         "Sampled tokens per episode, B / A": list(_lengths(c)),
         "Dollars per episode": list(_changes([] if c.cost is None else [c.cost])),
         "Stop reasons, share of episodes": list(_changes(_changed(c.stop_reasons))),
-        "info": list(_changes(_changed(c.info))),
+        "info": list(_changes(_changed(c.info), c.difference.num_tasks)),
         f"Tasks (★: q ≤ {FALSE_SHARE:.2f})" if c.episodes is None else "Tasks": list(_task_rows(c)),
         _episode_title(c): list(_episode_rows(c)),
     }
@@ -91,9 +97,13 @@ def headline(c: RunComparison) -> str:
     """Return the verdict and the number that it is about, on one line."""
     if c.are_identical:
         return f"{c.by}: no difference is shown, the runs agree on every task"
-    margin = f" than A by more than {c.margin:g}" if c.margin and c.verdict in ("better", "worse") else ""
-    margin = f" than A by {c.margin:g}" if c.verdict == "no_worse" else margin
-    return f"{c.by}: {VERDICTS[c.verdict]}{margin}"
+    by_margin = {
+        "better": f" than A by more than {c.margin:g}",
+        "worse": f" than A by more than {c.margin:g}",
+        "maybe_worse": f" than A, but not surely by more than {c.margin:g}",
+        "no_worse": f" than A by {c.margin:g}",
+    }
+    return f"{c.by}: {VERDICTS[c.verdict]}{by_margin.get(c.verdict, '') if c.margin else ''}"
 
 
 def _side(side: SideFacts) -> str:
@@ -117,12 +127,13 @@ def _headline_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
     if c.smallest_effect is not None:
         yield "smallest effect", f"{c.smallest_effect:.3f} would be seen in 80 of 100 such comparisons"
     if c.precision is not None:
-        p, what = c.precision, "episodes per task" if c.precision.advice == "episodes" else "tasks"
+        p, more = c.precision, "tasks" if c.cluster is None else "clusters"
+        what = "episodes per task" if p.advice == "episodes" else more
         yield (
             "more of what?",
             f"{what}: {p.share_within:.0%} of the variance is within tasks. ±{p.half:.3f} would be "
             f"±{p.half_more_episodes:.3f} with 4 times the episodes per task (at best ±{p.half_at_best:.3f}), "
-            f"±{p.half_more_tasks:.3f} with 4 times the tasks",
+            f"±{p.half_more_tasks:.3f} with 4 times the {more}",
         )
     if c.has_common_seed and not c.are_identical and c.episodes is None:
         yield "seed", "the same in both runs: equal draws make the interval narrower, and rightly so"
@@ -164,11 +175,14 @@ def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:
             yield name, f"{ratio.ratio:.3f}{interval}  ({counted(ratio.num_tasks, 'task')})"
 
 
-def _changes(changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
+def _changes(changes: Sequence[Change], num_tasks: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield a row per number; one over fewer than `num_tasks` tasks says over how many."""
     for each in changes:
+        num = each.difference.num_tasks
+        few = f"  ({counted(num, 'task')})" if num < num_tasks else ""
         q = "" if each.q is None else f"  q {_p(each.q)}"
         verdict = "" if each.verdict is None else f"  {each.verdict.replace('_', ' ')}"
-        yield each.name, f"{decimal(each.a)} → {decimal(each.b)}  {_difference(each.difference)}{q}{verdict}"
+        yield each.name, f"{decimal(each.a)} → {decimal(each.b)}  {_difference(each.difference)}{q}{verdict}{few}"
 
 
 def _difference(d: MeanDifference) -> str:
@@ -192,6 +206,8 @@ def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
         named = sum(each.is_named for each in others)
         surely = f", {named} of them ★" if named else ""
         yield "", f"{counted(len(others), 'other task')} changed{surely}; {len(c.tasks) - len(changed)} did not."
+    if changed and None not in (c.a.step, c.b.step):
+        yield "", _READ_BOTH
     if c.num_needed is not None and not c.are_identical:
         few = f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}"
         yield "", f"{few}: that takes {c.num_needed} episodes of it in each run."

@@ -23,7 +23,7 @@ from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run,
 from agentenv.runs.records.filters import EpisodeFilter
 from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.selection import Selection, rewards_of_groups, select
-from agentenv.runs.records.steps import read_steps
+from agentenv.runs.records.steps import STEPS, read_steps
 from agentenv.runs.records.tokenizer import training_of
 
 if TYPE_CHECKING:
@@ -99,6 +99,14 @@ class Side:
     def has_trained(self) -> bool:
         """True if the episodes are of a training that has changed its model."""
         return "rollout_batch_size" in self.flags and self.step != 0
+
+    @property
+    def training(self) -> Path | None:
+        """The folder of the training that made the model; None if that is unknown, or it has not changed its model."""
+        if "rollout_batch_size" in self.flags:
+            return Path(self.name).resolve() if self.has_trained else None
+        folder = Path(str(self.flags.get("model"))).resolve().parent
+        return folder if (folder / STEPS).is_file() else None
 
     @property
     def eval_sets(self) -> Sequence[str]:

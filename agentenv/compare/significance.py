@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_EXACT_FLIPS = 20
-"""Up to so many tasks, all signs are tried."""
+"""Up to so many tasks that differ, all signs are tried."""
 NUM_FLIPS = 10_000
 MAX_ARRANGEMENTS = 20_000
 """Up to so many arrangements of a task's episodes, all are tried; beyond, so many are drawn."""

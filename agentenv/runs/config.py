@@ -232,7 +232,7 @@ class OutputOptions(ScreenOptions):
     """Where results go, and what is shown."""
 
     out: str | None = None
-    """Run directory. Default: runs/<env>-<model>-<time>."""
+    """Run directory. Default: runs/<env>-<model>-<time>; of `rescore`, runs/rescored-<env>-<model>-<time>."""
     resume: bool = False
     """Continue the run in --out with its flags: keep finished episodes and run the rest."""
 

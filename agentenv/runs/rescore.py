@@ -27,7 +27,8 @@ from agentenv.runs.config import GroupOptions, OutputOptions, RunConfig, Tracker
 from agentenv.runs.config_file import command_of
 from agentenv.runs.group_rewards import WHERE as GROUP
 from agentenv.runs.group_rewards import response_of, without_group
-from agentenv.runs.prepare import Job, load_parts, prepare
+from agentenv.runs.mixture import mixture_of
+from agentenv.runs.prepare import Job, Part, load_parts, prepare
 from agentenv.runs.records.directory import RecordedEpisodes, read_config
 from agentenv.runs.records.tokenizer import kept_tokenizer
 
@@ -65,6 +66,7 @@ class Recording:
         self.config = config if is_replayed else replace(config, groups=GroupOptions())
         """The flags of the run, without what belongs to that run alone."""
         self._resolved: Mapping[str, str] = document.get("resolved") or {}
+        self._names = [str(entry["name"]) for entry in mixture_of(flags)]
         self._pass_scores: Mapping[str, float | None] = document.get("pass_scores") or {}
         self._episodes = RecordedEpisodes(path)
         self._places = {each.episode_id: place for place, each in enumerate(self._episodes.summaries)}
@@ -104,7 +106,7 @@ class Recording:
         """Return the job of the new run; nothing of the model is loaded but its tokenizer, if the run kept none.
 
         Raises:
-            ConfigError: as `prepare`; or the run has no episodes.
+            ConfigError: as `prepare`; the run has no episodes, or environments of other names.
         """
         without_model: dict[str, Any] = {"prices": None}
         if config.engine != "chat":
@@ -122,6 +124,7 @@ class Recording:
         if self._reward is not None or self._keeps_rewards:
             source = RecordedAnswers(self, self._reward)
         parts = load_parts(local, source)
+        self._check_names(config, parts)
         if self._keeps_rewards:
             own = [
                 part.config.with_flags(pass_score=self._pass_scores.get(part.name, config.pass_score)) for part in parts
@@ -139,6 +142,16 @@ class Recording:
         elif stored:
             facts["missing"] = f"of {stored.partition(',')[0]} the record has {num}; finish that run with --resume"
         return replace(job, config=job.config.with_flags(**asked), digests=digests, facts=facts)
+
+    def _check_names(self, config: RunConfig, parts: Sequence[Part]) -> None:
+        """Raise ConfigError unless each environment of the run, by its name in a mixture, is among the parts."""
+        if {*(self._names or [""])} <= {part.name for part in parts}:
+            return
+        wanted, advice = f"one environment, as {self.path} has", "Name one."
+        if self._names:
+            wanted = f"the environments of {self.path}, {' and '.join(self._names)}"
+            advice = "Use --env FILE.yaml with the entries of the run: keep each `name`, and change `env` in one."
+        raise ConfigError(f"--env: expected {wanted}, got {config.source!r}. {advice}")
 
 
 class RecordedActions(Engine):

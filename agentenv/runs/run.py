@@ -80,7 +80,7 @@ async def _run(config: RunConfig, recording: Recording | None, stdout: TextIO, p
     engine = RecordedActions(recording, job.tokenizer, 4 * config.concurrency) if recording else None
     if job.grader is not None:
         job.grader.check(job.tasks)
-    name = Path(config.source or "run").stem.replace(":", "-")
+    name = ("rescored-" if recording else "") + Path(config.source or "run").stem.replace(":", "-")
     out = Path(config.output.out or new_run_directory(f"{name}-{Path(config.model).name}"))
     errors = config.errors
     async with (

@@ -512,8 +512,14 @@ def test_a_training_is_better_after_than_before_and_as_good_as_itself(tmp_path):
     assert [(each.name, each.a, each.b) for each in found.info] == [("n", 0.0, 60.0)]
     assert compare(f"{run}@0", f"{run}@60").to_dict() == found.to_dict()
     assert compare(run, f"{run}@60").are_identical
-    same = compare(run, write_training(tmp_path / "b", {0: BEFORE, 60: AFTER}))
+    other = write_training(tmp_path / "b", {0: BEFORE, 60: AFTER})
+    same = compare(run, other)
     assert (same.verdict, [each.text for each in same.caveats]) == ("no_difference", [ONE_OF_EACH])
+    runs = [
+        write_run(tmp_path / f"of_{each.parent.name}_{each.name}", BEFORE, flags={"model": str(each)})
+        for each in (run / "model", other / "model", run / "model-best")
+    ]
+    assert [[each.text for each in compare(runs[0], b).caveats] for b in runs[1:]] == [[ONE_OF_EACH], []]
 
 
 def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
@@ -543,6 +549,15 @@ def test_an_evaluation_has_the_flags_of_its_step(tmp_path):
     other = write_training(tmp_path / "b", {4: BEFORE}, flags={"lr": 2, "eval_dataset": ["x"]})
     assert [compare(f"{run}@{step}", other).changed for step in (2, 4, 6)] == [{"lr": (1, 2)}, {}, {"lr": (3, 2)}]
     assert [each.text for each in compare(f"{run}@4", run).caveats] == ["code: other content of f.py in B"]
+
+
+def test_a_resume_that_trains_longer_is_no_difference_of_two_evaluations(tmp_path):
+    run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER}, flags={"max_train_steps": 2, "eval_temperature": 0.5})
+    document = json.loads((run / "config.json").read_text())
+    was_and_is = {"max_train_steps": [1, 2], "eval_temperature": [0.6, 0.5]}
+    document["changed"] = [{"from_step": 1, "was_and_is": was_and_is}]
+    (run / "config.json").write_text(json.dumps(document))
+    assert compare(run).changed == {"eval_temperature": (0.6, 0.5)}
 
 
 def test_an_evaluation_of_one_set_is_compared_with_that_set_among_several(tmp_path):

@@ -111,6 +111,7 @@ def test_identical_runs_have_a_bound_and_no_interval():
     [
         (LOW, HIGH, {"margin": 0.1}, "reward: B is better than A by more than 0.1"),
         (LOW, HIGH, {"margin": 0.7}, "reward: B is no worse than A by 0.7"),
+        (HIGH, LOW, {"margin": 0.7}, "reward: B is worse than A, but not surely by more than 0.7"),
         (HIGH, LOW, {"by": "passed"}, "passed: B is worse"),
         ({"a": [0.0]}, {"a": [1.0]}, {}, "reward: unknown: one task says nothing about others"),
         ({"a": [0.0], "b": [1.0]}, {"a": [1.0], "b": [0.0]}, {}, "reward: no difference is shown"),
@@ -118,6 +119,33 @@ def test_identical_runs_have_a_bound_and_no_interval():
 )
 def test_the_verdict_is_a_line(a, b, options, line):
     assert line in as_text(compared(a, b, **options)).splitlines()
+
+
+def test_with_clusters_more_of_them_make_the_interval_narrower():
+    sides = side(LOW), side(HIGH, "b")
+    for each in sides:
+        each.metadata = {task: {"passage": int(task) % 5} for task in LOW}
+    text = " ".join(as_text(compare_sides(*sides, by="reward", cluster="passage", margin=0.0)).split())
+    assert "with 4 times the clusters Checks" in text
+    assert "tasks Checks" in " ".join(as_text(compared(LOW, HIGH)).split())
+
+
+def test_numbers_of_info_that_some_tasks_lack_have_the_number_of_tasks():
+    a, b = (
+        {task: [outcome(0.0, info={"all": n} | ({"few": n} if task != "z" else {}))] for task in "xyz"}
+        for n in (1.0, 2.0)
+    )
+    text = as_text(compared(a, b))
+    assert "few               1.000 → 2.000  +1.000  q 0.500  (2 tasks)\n" in text
+    assert "all               1.000 → 2.000  +1.000  q 0.500\n" in text
+
+
+def test_of_evaluations_the_report_says_how_to_read_the_tasks():
+    told = "To read episodes of these tasks, run both models on this data and compare these runs: agentenv run --model"
+    a, b = side(LOW, "t"), side(HIGH, "t")
+    a.step, b.step = 0, 4
+    assert told in " ".join(as_text(compare_sides(a, b, by="reward", cluster=None, margin=0)).split())
+    assert told not in " ".join(as_text(compared(LOW, HIGH)).split())
 
 
 def test_equal_changes_of_all_tasks_have_a_sentence_instead_of_an_interval():
@@ -161,6 +189,9 @@ def test_json_is_the_comparison_and_md_is_markdown(runs, capsys):
         ("high", "high", ["--fail_if", "worse"], 0),
         ("high", "high", ["--fail_if", "maybe_worse"], 1),
         ("high", "high", ["--fail_if", "maybe_worse", "--margin", "0.05"], 0),
+        ("high", "low", ["--fail_if", "maybe_worse", "--margin", "0.7"], 1),
+        ("high", "low", ["--fail_if", "worse", "--margin", "0.7"], 0),
+        ("high", "low", ["--fail_if", "not_better", "--margin", "0.7"], 1),
         ("high", "high", ["--fail_if", "not_better"], 1),
         ("low", "high", ["--fail_if", "not_better"], 0),
         ("low", "high", ["--fail_if", "different"], 1),

@@ -259,6 +259,29 @@ def test_a_mixture_is_graded_again_each_episode_by_its_environment(place):
     assert len(rewards("new")) == 8
 
 
+def test_a_new_version_of_one_environment_of_a_mixture_is_an_entry_beside_those_of_the_others(place, capsys):
+    entries = [{"env": "env.py:Asks", "name": "asks", "data": "tasks.jsonl"}, {"env": "math_retry", "limit": 2}]
+    (place / "both.json").write_text(json.dumps(entries))
+    sampled("--env", "both.json", "--data", "None")
+    twice = version("REWARD, FEEDBACK, NUM_TURNS = 0.5", "REWARD, FEEDBACK, NUM_TURNS = 1.0")
+    for flags in (twice, [*twice, "--env", "math_retry"]):
+        capsys.readouterr()
+        assert rescored(*flags) == 2
+        assert "--env: expected the environments of old, asks and math_retry, got " in capsys.readouterr().err
+    assert not (place / "new").exists()
+    (place / "both.json").write_text(json.dumps([entries[0] | {"env": twice[1]}, entries[1]]))
+    assert rescored("--env", "both.json") == 0
+    times = {"asks": 2, "math_retry": 1}
+    paid = {key: [times[key.split("/")[0]] * each for each in row] for key, row in rewards("old").items()}
+    assert rewards("new") == paid
+
+
+def test_a_run_of_one_environment_is_not_graded_by_a_mixture(place, capsys):
+    sampled("--env", "math_retry", "--data", "None", "--limit", "2")
+    assert rescored("--env", "math_retry", "--env", "guess_number") == 2
+    assert "--env: expected one environment, as old has, got 'math_retry+guess_number'" in capsys.readouterr().err
+
+
 # --- a reward grades the answers -----------------------------------------------------------------------------------
 
 
@@ -439,6 +462,12 @@ def test_a_flag_with_its_default_value_takes_the_place_of_the_runs(place):
     sampled("--concurrency", 3)
     assert rescored("--concurrency", 64) == 0
     assert read_config("new")["config"]["flags"]["concurrency"] == 64
+
+
+def test_the_default_folder_says_that_the_run_is_rescored(place):
+    sampled()
+    assert main(["rescore", "old", "--progress", "none"]) == 0
+    assert [path.name.rpartition("-20")[0] for path in Path("runs").iterdir()] == ["rescored-env-tiny-math"]
 
 
 def test_an_answer_is_given_once_to_an_agent_that_asks_the_same_more_often(place):

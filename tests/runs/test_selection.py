@@ -93,6 +93,11 @@ def test_a_task_of_an_evaluation_is_named_by_its_step_too(tmp_path):
         ids(tmp_path, task="000003@2")
 
 
+def test_the_train_step_is_no_column_and_the_message_names_what_has_it():
+    with pytest.raises(ConfigError, match=r"got 'step'\. .* version=30 .* group:\*@31 "):
+        parse_filter("step=31")
+
+
 def test_a_search_holds_one_episode_at_a_time(tmp_path):
     text, num = "word " * 20_000, 60
     with RunWriter.open(tmp_path, {}) as writer:

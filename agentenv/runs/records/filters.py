@@ -210,6 +210,11 @@ def _term(match: re.Match[str], where: str) -> _Term:
         names = [f"turn.{column}"] if plain in TURN_COLUMNS else names
         advice = f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN."
         advice = did_you_mean(column, names, cutoff=0.6) or did_you_mean(column[:3], names, advice, cutoff=1.0)  # env
+        if column == "step":
+            advice = (
+                " Of a training without --async_train, version=30 has the episodes of train step 31; of its eval/, "
+                "group:*@31 those of the evaluation after that step."
+            )
         raise ConfigError(f"{where}: expected a column, got {column!r}.{advice}")
     if operator in _ORDERS and plain in known and plain not in INTEGERS | FLOATS:
         raise ConfigError(

@@ -58,6 +58,7 @@ export interface Comparison {
   b: SideFacts;
   by: string;
   margin: number;
+  cluster: string | null;
   caveats: { kind: string; text: string; refuses: boolean }[];
   changed: Record<string, [unknown, unknown]>;
   verdict: string;

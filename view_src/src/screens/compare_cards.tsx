@@ -92,7 +92,7 @@ function Checks({ comparison }: { comparison: Comparison }): VNode {
       {precision && (
         <p class="hint">
           ±{number(precision.half)} would be ±{number(precision.half_more_episodes)} with 4 times the episodes per task, ±
-          {number(precision.half_more_tasks)} with 4 times the tasks. {percent(precision.share_within)} of the variance is within
+          {number(precision.half_more_tasks)} with 4 times the {comparison.cluster === null ? "tasks" : "units"}. {percent(precision.share_within)} of the variance is within
           tasks.
         </p>
       )}

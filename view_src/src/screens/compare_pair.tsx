@@ -50,8 +50,9 @@ export function ComparePair({ stores, route, runs, comparison, task }: PairProps
 export function KeptFew(): VNode {
   return (
     <>
-      A training keeps as many as <code>--save_samples</code> says. For those of every task, run both models on them (
-      <code>agentenv run --model TRAINING/model</code>), and compare these runs.
+      A training keeps as many as <code>--save_samples</code> says. To read episodes of any task, run both models on this data and
+      compare these runs: <code>agentenv run --model TRAINING/model --temperature 0.6</code> (its <code>--eval_temperature</code>), with its{" "}
+      <code>--top_p</code> and <code>--max_tokens</code>.
     </>
   );
 }
