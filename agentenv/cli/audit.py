@@ -2,7 +2,7 @@
 
 Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn) or a call that
 blocks all episodes, 2 usage, 3 an outage took every episode of gold or of another policy, 4 nothing could be judged or
-most policies had no time.
+time ran out for a policy or for more than a tenth of the episodes.
 """
 
 from __future__ import annotations

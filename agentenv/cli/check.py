@@ -172,8 +172,10 @@ def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequ
             f"; no episode reached {', '.join(context.unreached[:_MAX_UNREACHED])}{f' and {more} more' * (more > 0)}: "
         )
         has_gold = any(case.policy == "gold" for case in context.base_cases)
-        total += f"{'' if has_gold else 'write `gold`, '}name actions that do in a file for --actions "
-        total += "(each is played alone), or pass other --env_kwargs"
+        total += (
+            f"{'pass rows whose gold does with --data' if has_gold else 'write `gold`'}, name actions that do in a "
+        )
+        total += "file for --actions (each is played alone), or pass other --env_kwargs"
     if outages:
         is_told = any(TELL_THE_POLICY in outage.reason for outage in outages)
         total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: "

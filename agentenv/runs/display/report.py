@@ -31,6 +31,8 @@ _ERROR_CHARS = 500
 _REASON_CHARS = 150
 _CELL_CHARS = 400
 """Maximum length of a text in a notebook."""
+_MIN_CORRELATED = 10
+"""Episodes below which no correlation is shown: two points always lie on a line."""
 _MAX_EPISODES, _MAX_SEEN = 16, 512
 """Maximum number of episodes to show in a notebook, and to look at for them."""
 
@@ -156,7 +158,7 @@ def result_rows(m: Metrics, *, is_priced: bool = False) -> list[tuple[str, str]]
         for told, name in (("length", "length"), ("Markdown marks", "format"), ("repetition", "repetition"))
         if f"{name}_correlation" in hygiene
     ]
-    if correlations:
+    if correlations and m.num_rewarded >= _MIN_CORRELATED:
         rows.append(("reward against", ", ".join(correlations)))
     if "std_in_group" in hygiene:
         share = _share(hygiene["zero_spread_share"])

@@ -164,7 +164,8 @@ async def audit_env(
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), {"wall_s": time.perf_counter() - started}, tuple(plays), options.policies,
-        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget), lost=_lost(plays, budget),
+        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
+        num_left_out=budget.num_left_out, lost=_lost(plays, budget),
         not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip
 

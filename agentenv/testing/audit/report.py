@@ -29,10 +29,12 @@ from agentenv.testing.audit.policies import AuditPolicy
 SCHEMA = 1
 """Version of the format of `Audit.to_dict`."""
 LOST, NOT_JUDGED = 3, 4
-"""Exit codes of an audit that lost gold or a policy to an outage, and of one that judged nothing."""
+"""Exit codes of an audit that lost gold or a policy to an outage, and of one that judged nothing or had no time."""
 _STYLES: dict[Severity, str] = {"fail": "bold red", "warn": "yellow", "note": "dim"}
 _INDENT = 8
 """Columns before the details of a finding."""
+_MAX_LEFT_OUT = 0.1
+"""Share of the episodes that may have no time in an audit that passes."""
 _FEW_PLAYS = 4
 """Maximum number of plays of requested policies to show in full."""
 
@@ -81,6 +83,8 @@ class Audit:
     """Whether the full score is known for any task."""
     not_played: tuple[str, ...] = ()
     """Policies that had no time on any task."""
+    num_left_out: int = 0
+    """Episodes that had no time."""
     lost: tuple[str, ...] = ()
     """Policies of which an outage took every episode."""
     not_examined: tuple[str, ...] = ()
@@ -107,8 +111,8 @@ class Audit:
 
     @property
     def has_time(self) -> bool:
-        """Whether at least half of the policies had time on a task."""
-        return len(self.not_played) <= len({play.policy for play in self.plays})
+        """Whether every policy had time on a task, and at most a tenth of the episodes had none."""
+        return not self.not_played and self.num_left_out <= _MAX_LEFT_OUT * (self.num_plays + self.num_left_out)
 
     def allows(self, kind: str) -> bool:
         """Return True if a finding of this kind is allowed."""
@@ -253,9 +257,9 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
         advice = "Run it again, or pass --allow infra-error=REASON"
         return f"too little could be judged: an outage took every episode of {lost}. {advice}. So far: {counts}"
     if not audit.has_time:
-        without = counted(len(audit.not_played), "policy", "policies")
+        without = f"{audit.num_left_out} of {counted(audit.num_plays + audit.num_left_out, 'episode')}"
         advice = "Raise --time_limit_s, or lower --tasks"
-        return f"too little could be judged: {without} had no time. {advice}. So far: {counts}"
+        return f"too little could be judged: time ran out for {without}. {advice}. So far: {counts}"
     if audit.judged:
         return f"passed: {counts}. That is not a proof: add tricks that these policies do not try as `hacks`"
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import stat
 import time
 from collections import defaultdict
@@ -63,8 +64,8 @@ _END_S = 1.0
 T = TypeVar("T")
 _TOOL_TASKS = 8
 """Rows for which the offered tools are looked up, all at once."""
-_MAX_ROWS, _NUM_ROWS = 64, 4
-"""Rows that are read for `further_tasks`, and how many those are at most."""
+_MAX_ROWS, _NUM_OTHERS = 64, 4
+"""Rows that are read for `further_tasks`, and how many of these are other rows for `portability`."""
 _MAX_GOLD_TURNS = 256
 """Maximum number of turns for solving a task with gold actions."""
 
@@ -332,20 +333,20 @@ class ConformanceContext:
             return []
         return [task for task, tools in self.offers[num:] if tools][:1]
 
-    @property
-    def further_tasks(self) -> list[Task]:
-        """Rows of the data beside the tasks to run, spread evenly."""
+    def further_tasks(self, most: int) -> list[Task]:
+        """Return rows of the data beside the tasks to run: one of each of `most` equal parts, so of any order."""
         if self.options.task is not None or self.uses_default_task:
             return []
         found = [tasks for tasks in self.rows(_MAX_ROWS).values() if not isinstance(tasks, AgentEnvError)]
-        rows = found[0] if found else []
-        return rows[2 :: max(1, len(rows) // _NUM_ROWS)][:_NUM_ROWS]
+        rows, draws = (found[0][2:] if found else []), random.Random(0)
+        num = min(most, len(rows))
+        return [draws.choice(rows[part * len(rows) // num : (part + 1) * len(rows) // num]) for part in range(num)]
 
     @property
     def cases_of_others(self) -> list[EpisodeCase]:
         """An episode of each row but the first: calls of every tool before the last gold action, or the label."""
         cases, tools = [], self.tools
-        for task in [*self.tasks[1:], *self.further_tasks][::-1]:
+        for task in [*self.tasks[1:], *self.further_tasks(_NUM_OTHERS)][::-1]:
             seed = 0 if task.seed is None else task.seed
             gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, seed)[0]
             said = (*gold[:-1], *word_calls(tools, task), *(gold[-1:] or [str(task.label)]))

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ def exception_problem(cls: type[AgentInstance], method: str, error: BaseExceptio
         return Problem(relative_path(file), line, where, *read_message(str(error), where))
     of_actions = method == "step" and not (isinstance(error, TypeError) and _OF_ARGUMENTS.search(str(error)))
     fix = HANDLE_ACTIONS if of_actions else "Fix it."
+    if isinstance(error, FrozenInstanceError):
+        fix = "It is frozen: return a copy that `dataclasses.replace` has changed."
     if may_be_a_service(error):
         fix = f"{FAILED_SERVICE} {HANDLE_ACTIONS}" if of_actions else FAILED_SERVICE
         fix = "Handle it in `close`: the episode is over, and does not run again." if method == "close" else fix

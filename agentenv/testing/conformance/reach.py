@@ -1,9 +1,9 @@
 """Finds episodes that reach code of an environment which the usual policies do not, such as after right actions.
 
-Candidates begin with gold actions, say commands that the prompt names, and call tools with words of the prompt, of the
-row and of earlier results. A candidate is kept if it runs instructions of the environment's files that no earlier
-episode has run, or says lines of the prompt; its actions are then a case of every property. Lines that none of them has
-run are named.
+Candidates begin with gold actions, also of other rows, say commands that the prompt names, and call tools with words
+of the prompt, of the row and of earlier results. A candidate is kept if it runs instructions of the environment's files
+that no earlier episode has run, or says lines of the prompt; its actions are then a case of every property. Lines that
+none of them has run are named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from types import CodeType, FrameType
 from typing import Any
 
@@ -33,8 +33,10 @@ from agentenv.testing.shifted_clock import modules_of
 from agentenv.testing.tool_calls import calls_with_world, commands_of, options_of, words_of
 
 _MAX_EPISODES, _MAX_IN_VAIN, _MAX_KEPT = 26, 9, 8
-"""Candidates in all, in a row that reach nothing new, and kept."""
-_MAX_S = 4.0
+"""Candidates beside gold of other rows, in a row that reach nothing new, and kept."""
+_NUM_ROWS = 8
+"""Other rows whose gold actions are played."""
+_MAX_S = 6.0
 """Time after which no further candidate is played, except for the first ones."""
 _MAX_TURNS, _MAX_REPEATED = 8, 3
 """Turns after the gold actions, and repetitions of the last one."""
@@ -205,7 +207,7 @@ def explore(context: ConformanceContext) -> None:
     if context.own_loop or isinstance(context.source, AgentFunc):
         return
     files = {file for module in modules_of(context.agent_cls) if (file := getattr(module, "__file__", ""))}
-    candidates, cases = [*_candidates(context)], context.cases  # computed first, since they run the event loop
+    candidates, cases = _candidates(context), context.cases  # computed first, since they run the event loop
 
     async def explored() -> _Explorer:
         explorer = _Explorer(context, files)
@@ -222,9 +224,12 @@ def explore(context: ConformanceContext) -> None:
         started, in_vain = time.monotonic(), 0
         for number, candidate in enumerate(candidates):
             is_late = number > 4 and time.monotonic() - started > _MAX_S
-            if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
+            if is_late or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
                 break
-            in_vain = 0 if await explorer.play(candidate) else in_vain + 1
+            if await explorer.play(candidate):
+                in_vain = 0
+            elif candidate.task is candidates[0].task:
+                in_vain += 1
         return explorer
 
     explorer = context.run(explored())
@@ -235,26 +240,29 @@ def explore(context: ConformanceContext) -> None:
         context.avoid_slow_calls()
 
 
-def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
-    """Return the candidates, the most promising first."""
+def _candidates(context: ConformanceContext) -> list[_Candidate]:
+    """Return the candidates, the most promising first: those of one task, in turn with gold of other rows."""
     task = [*context.tool_tasks, *context.tasks][0]
     seed = 0 if task.seed is None else task.seed
     num_gold = max(
         (case.num_turns for case in context.base_cases if case.policy == "gold" and case.task is task), default=0
     )
-    yield _Candidate("lines of the prompt", task, seed, says_prompt=True)
+    found = [_Candidate("lines of the prompt", task, seed, says_prompt=True)]
     for number in range(6):
-        yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
+        found.append(_Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number)))
     for turns in dict.fromkeys([num_gold - 1, 1, num_gold // 2]):
         if 0 < turns < num_gold:
-            yield _Candidate(f"{turns} gold actions, repeated", task, seed, turns, repeats=True)
+            found.append(_Candidate(f"{turns} gold actions, repeated", task, seed, turns, repeats=True))
             for number in range(3):
                 name = f"{turns} gold actions, then others {number + 1}"
-                yield _Candidate(name, task, seed, turns, draws=random.Random(number))
-    for row in context.further_tasks:
-        yield _Candidate(f"gold of {row.task_id}", row, seed if row.seed is None else row.seed, _MAX_TURNS)
+                found.append(_Candidate(name, task, seed, turns, draws=random.Random(number)))
     for number in range(6, _MAX_EPISODES):
-        yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
+        found.append(_Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number)))
+    rows = [
+        _Candidate(f"gold of {row.task_id}", row, seed if row.seed is None else row.seed, max(num_gold, _MAX_TURNS))
+        for row in context.further_tasks(_NUM_ROWS)
+    ]
+    return [each for pair in zip_longest(found[:_MAX_EPISODES], rows) for each in pair if each is not None]
 
 
 def _unreached(known: set[Instruction]) -> list[str]:

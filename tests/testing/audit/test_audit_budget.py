@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -52,7 +53,21 @@ async def test_an_audit_without_time_resets_nothing_ends_and_says_what_it_left_o
     assert any(line.startswith("policies that had no time on any task: ") for line in result.not_examined)
     assert not any("gold" in each.summary for each in result.findings)  # it may be known
     assert result.exit_code() == 4
-    assert verdict(result).startswith("too little could be judged: ")
+    num = result.num_left_out
+    assert num > 0
+    assert verdict(result).startswith(f"too little could be judged: time ran out for {num} of {num} episodes. ")
+
+
+@pytest.mark.parametrize(
+    ("num_left_out", "not_played", "exit_code"), [(10, (), 0), (11, (), 4), (1, ("code",), 4), (0, (), 0)]
+)
+async def test_an_audit_passes_if_time_ran_out_for_a_tenth_of_the_episodes_at_most_and_for_no_policy(
+    num_left_out, not_played, exit_code
+):
+    result = await audited(Desk, policies=("null",), num_tasks=1, repeat=False)
+    result = replace(result, num_plays=90, findings=(), num_left_out=num_left_out, not_played=not_played)
+    assert result.exit_code() == exit_code
+    assert verdict(result).split(":")[0] == ("too little could be judged" if exit_code else "passed")
 
 
 @pytest.mark.parametrize("cls", [WaitsInReset, WaitsAgain])

@@ -31,6 +31,7 @@ SERVICE = "If a service failed, raise agentenv.errors.InfraError from it: the ep
         ('tests = states["metadata"]["tests"]', "The task has no metadata: name rows that have it with --data; in"),
         ('tests = metadata.get("tests") + 1', "It happens with every action. The task has no metadata: name rows that"),
         ('found = {}["x"]', "It happens with every action."),
+        ("StepResult().reward += 0.1", "It is frozen: return a copy that `dataclasses.replace` has changed."),
         ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
         ('import urllib.request; urllib.request.urlopen("http://127.0.0.1:9", timeout=9)', SERVICE),
         ('import urllib.error; raise urllib.error.HTTPError("", 503, "busy", {}, None)', SERVICE),

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import json
 import os
 import re
 import signal
@@ -759,3 +760,32 @@ def test_a_delay_that_comes_to_another_call_in_each_try_is_the_machines():
     context = make_context(ConformanceOptions(Delayed, policy=["seven"]))
     context.reached = []  # looking for cases would count too
     assert check_property(context, "blocking").state == "held"
+
+
+COUNTER = """
+import time
+from agentenv import AgentInstance, StepResult
+
+
+class Agent(AgentInstance):
+    datasets = {"mine": f"{__file__}.jsonl"}
+
+    async def step(self, states):
+        verb, _, what = states["action_text"].partition(" ")
+        if verb == "close" and what == states["label"][1]:
+            return StepResult(f"Closed at {time.time()}.", terminated=states["turn_index"] == 1)
+        return StepResult("No.", reward=float(states["action_text"] == " ".join(states["label"])), terminated=True)
+
+    async def gold(self, states):
+        return " ".join(states["label"])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [range(4, 7), range(3, 24, 4)], ids=["rows in order", "rows in turn"])
+def test_a_fault_that_only_gold_actions_of_some_rows_reach_is_found(rows, tmp_path):
+    (tmp_path / "counter.py").write_text(COUNTER)
+    tasks = [{"prompt": "Go on.", "label": ["close" if row in rows else "count", f"n{row}"]} for row in range(24)]
+    (tmp_path / "counter.py.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    outcome = checked(f"{tmp_path}/counter.py:Agent", name="determinism")
+    assert "got turns[0].result.observation: 'Closed at " in str(outcome)
