@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason
-from agentenv.testing.audit.answers import needles, normal
+from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
@@ -28,6 +28,7 @@ _OTHER_VALUES = ("odd_values/null_values", "odd_values/number_values", "odd_valu
 _HEDGES = (
     ("hedge/others", "hedge/others_last", "hedge/others_first"),
     ("hedge/changed", "hedge/gold_first", "hedge/gold_last"),
+    ("hedge/argument", "hedge/argument_gold_first", "hedge/argument_gold_last"),
 )
 """A wrong answer alone, which must not solve the task, and beside the right one."""
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
@@ -133,10 +134,16 @@ def _nothing_earns(facts: Facts) -> bool:
 
 def attacks(facts: Facts) -> Found:
     """Find attacks that earn, except on trivial tasks and for guesses, which are right by chance or said as guesses."""
-    guessed = {(p.task_id, p.actions) for p in facts.plays if p.policy == "constant" and facts.full(p)}
+    constants = grouped((p for p in facts.plays if p.policy == "constant" and facts.full(p)), attrgetter("action"))
+    guessed = {Needle(normal(said), strong=False): {p.task_id for p in own} for said, own in constants.items()}
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
-        full = [play for play in full if (play.task_id, play.actions) not in guessed]
+        solved = {key: {play.task_id for play in own} for key, own in grouped(full, attrgetter("key")).items()}
+        full = [
+            p
+            for p in full
+            if not any(solved[p.key] <= of and each.within(normal(p.action)) for each, of in guessed.items())
+        ]
         if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]

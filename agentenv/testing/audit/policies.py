@@ -33,6 +33,7 @@ from agentenv.testing.odd_actions import (
 )
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
+    call_text,
     calls_of_choices,
     calls_of_siblings,
     calls_with_number,
@@ -288,6 +289,11 @@ def label_text(label: Any) -> str:
     return str(label).strip() if isinstance(label, str | int | float) else ""
 
 
+def fields_of(label: Any) -> dict[str, str]:
+    """Return the fields of a label as text, by key; any other label is one field."""
+    return {str(key): label_text(each) for key, each in (label if isinstance(label, Mapping) else {"": label}).items()}
+
+
 def change_answer(gold: str | None) -> str | None:
     """Return the gold action with its last number increased by one: the same form, but wrong; None without a number."""
     found = list(_DECIMAL.finditer(gold or ""))
@@ -509,10 +515,10 @@ def _others_like(view: View) -> str | None:
     Of a label that is an object, those fields count that end as gold does: others may be the name of a function.
     """
     gold, found = view.gold or "", list[str]()
-    own = {key: text for key, text in _fields(view.label).items() if text in gold and not text.isdecimal()}
+    own = {key: text for key, text in fields_of(view.label).items() if text in gold and not text.isdecimal()}
     if isinstance(view.label, Mapping):
         own = {key: text for key, text in own.items() if is_answer(gold, text)}
-    for fields in map(_fields, view.others):
+    for fields in map(fields_of, view.others):
         said = gold
         for key, text in own.items():
             other = fields.get(key, "")
@@ -521,8 +527,24 @@ def _others_like(view: View) -> str | None:
     return "\n\n".join(dict.fromkeys(found[:8])) or None
 
 
-def _fields(label: Any) -> dict[str, str]:
-    return {str(key): label_text(each) for key, each in (label if isinstance(label, Mapping) else {"": label}).items()}
+def _in_argument(view: View, *places: int) -> str | None:
+    """Return gold with other values in the last argument of its call: 0 stands for its own, 1 for a wrong one.
+
+    The wrong one is the same field of another label, or else the own number changed.
+    """
+    name, arguments = only_call(view.gold or "")
+    if view.gold is None or not ending_tools([{"name": name}]):
+        return view.gold if name else None
+    key, value = ([*arguments.items()] or [("", None)])[-1]
+    if not isinstance(value, str):
+        return None
+    fields = [own for own, text in fields_of(view.label).items() if text == value]
+    others = (
+        [other for each in map(fields_of, view.others) if (other := each.get(fields[0], "")) != value] if fields else []
+    )
+    wrong = next(filter(None, others), None) or (change_answer(value) if _DECIMAL.fullmatch(value) else None)
+    said = " ".join((value, wrong)[place] for place in places) if wrong else None
+    return said and call_text(name, {**arguments, key: said})
 
 
 def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, list[AuditPolicy]]:
@@ -713,4 +735,7 @@ _HEDGES: Mapping[str, Act] = {
     "others_first": lambda view: _hedged(view, _others_like, lambda view: view.gold),
     "changed": lambda view: _hedged(view, lambda view: change_answer(view.gold)),
     "others": lambda view: _hedged(view, _others_like),
+    "argument_gold_first": lambda view: _in_argument(view, 0, 1),
+    "argument_gold_last": lambda view: _in_argument(view, 1, 0),
+    "argument": lambda view: _in_argument(view, 1),
 }

@@ -303,6 +303,21 @@ async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
     assert "guess-earns:constant" in ids(result, "note")
 
 
+@pytest.mark.parametrize(("others", "found"), [((71234, 81234, 91234), set()), ((0, 42, 1), {"hack-earns:injection"})])
+async def test_an_attack_that_holds_the_constant_that_solves_the_same_tasks_is_that_guess(others, found):
+    class Counts(AgentInstance):
+        """A count in a text is right; with more than one answer, any text about a score is right, too."""
+
+        async def step(self, states):
+            said = re.findall(r"\d+", states["action_text"])[:1]
+            right = float(said == [str(states["label"]["num"])] or (bool(found) and "[[" in states["action_text"]))
+            return StepResult(reward=right, score=right, terminated=True)
+
+    asked = [{"role": "user", "content": "How many jars are on the shelf?"}]
+    rows = [Task(asked, {"num": num}, task_id=f"t{num}") for num in (10, *others)]
+    assert ids(await audited(Counts, *CORE, "injection", on=rows, repeat=False), "fail") == found
+
+
 async def test_control_characters_hold_no_number_that_is_an_answer_by_chance():
     class Digits(AgentInstance):
         """One look, and then the digits of an action count."""
@@ -586,7 +601,35 @@ class SubmittedOnce(Submitted):
         return words == [word]
 
 
-HEDGED = [(Shelf, True), (StrictShelf, False), (ShelfAlone, False), (Submitted, True), (SubmittedOnce, False)]
+class SubmittedText(Submitted):
+    """The word anywhere in the only answer is right."""
+
+    def is_right(self, words, word):
+        return len(words) == 1 and word in words[0]
+
+
+class SubmittedTwice(SubmittedOnce):
+    """A second answer is possible, and the first wrong one is told what was expected."""
+
+    def told(self, states):
+        return f"That is not right, expected {states['label']['word']}."
+
+    async def step(self, states):
+        result = await super().step(states)
+        again = not result.score and states["turn_index"] == 0
+        self.words.clear()
+        return StepResult(self.told(states), score=0.0) if again else result
+
+
+class SubmittedAgain(SubmittedTwice):
+    def told(self, states):
+        return "That is not right."
+
+
+HEDGED = [
+    (Shelf, True), (StrictShelf, False), (ShelfAlone, False), (Submitted, True), (SubmittedText, True),
+    (SubmittedOnce, False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cls", "is_found"), HEDGED)
@@ -598,6 +641,12 @@ async def test_a_hedge_behind_the_calls_of_gold_or_in_a_call_that_answers_is_fou
         assert not ids(
             await audited(cls, "hedge/others_first", "hedge/others_last", on=shelves(), repeat=False), "fail"
         )
+
+
+@pytest.mark.parametrize(("cls", "found"), [(SubmittedTwice, {"answer-in-feedback"}), (SubmittedAgain, set())])
+async def test_feedback_with_the_field_of_the_label_that_gold_says_fails(cls, found):
+    rows = [replace(row, label={"word": str(1417 + row.label["num"]), "tool": "submit"}) for row in shelves()]
+    assert ids(await audited(cls, *CORE, "calls", on=rows, repeat=False), "fail") == found
 
 
 @pytest.mark.parametrize(
