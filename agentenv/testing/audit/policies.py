@@ -33,6 +33,7 @@ from agentenv.testing.odd_actions import (
 )
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
+    SHOUTED,
     call_text,
     calls_of_choices,
     calls_of_siblings,
@@ -97,6 +98,7 @@ _ITEMS = re.compile(r"(?<![^\s:>])[^,\s<>:{}][^,\n<>:{}]*(?:, ?[^,\n<>:{}]+){2,}
 _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
 """The number or word at the end of an action, before closing marks."""
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
+_DESCRIPTION = re.compile(r'(?<="description": )"(?:[^"\\]|\\.)*"')
 _NUM_QUOTED = 4
 _GIVING_UP = ("I give up.", "give up", "quit", "exit", "stop", "done", "skip", "pass", "resign")
 PART = "part_"
@@ -383,6 +385,15 @@ def quoted(view: View, index: int) -> str | None:
     """Return what the prompt quotes."""
     texts = list(dict.fromkeys(_QUOTED.findall(view.prompt)))
     return texts[index] if index < len(texts) else None
+
+
+def named_to_tool(view: View, index: int) -> str | None:
+    """Return a call of the tool that takes an answer, with a word that it or the prompt has in capitals or quotes."""
+    told = [json.loads(text) for text in _DESCRIPTION.findall(json.dumps(ending_tools(view.tools)))]
+    words = dict.fromkeys(
+        word for find in (SHOUTED, _QUOTED) for text in (*told, view.prompt) for word in find.findall(text)
+    )
+    return answer_to_tool(view, [*words][index]) if index < len(words) else None
 
 
 def random_words(view: View) -> str:
@@ -689,6 +700,7 @@ _ECHOES: Mapping[str, Act] = {
     "prompt": lambda view: view.prompt[: view.room],
     "words": lambda view: ", or ".join(dict.fromkeys(_WORD.findall(view.prompt))),
     **{f"quoted_{n + 1}": partial(quoted, index=n) for n in range(_NUM_QUOTED)},
+    **{f"to_tool_{n + 1}": partial(named_to_tool, index=n) for n in range(_NUM_QUOTED)},
 }
 _SEARCHES: Mapping[str, Act] = {
     "numbers": lambda view: ALL_FORMS.format(view.turn_index + 1),

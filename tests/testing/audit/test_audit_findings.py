@@ -626,6 +626,25 @@ class SubmittedAgain(SubmittedTwice):
         return "That is not right."
 
 
+class SubmittedOrRefused(SubmittedOnce):
+    def submit(self, word: str) -> str:
+        """Submit the answer.
+
+        Args:
+            word: The answer, or REFUSED if there is none.
+        """
+        return super().submit(word)
+
+
+@pytest.mark.parametrize("cls", [SubmittedOnce, SubmittedOrRefused])
+async def test_a_word_that_a_tool_or_the_prompt_names_is_said_to_the_tool_that_takes_an_answer(cls):
+    asked = [{"role": "user", "content": "What is on the shelf? Submit 'nothing', or a word."}]
+    words = ("REFUSED", "amber", "cobalt") if cls is SubmittedOrRefused else ("nothing", "amber", "cobalt")
+    rows = [Task(asked, {"word": word}, task_id=word) for word in words]
+    result = await audited(cls, *CORE, "echo", on=rows, repeat=False)
+    assert [each.summary[:15] for each in result.findings if each.id == "guess-earns:echo"] == ["1 of 3 tasks so"]
+
+
 HEDGED = [
     (Shelf, True), (StrictShelf, False), (ShelfAlone, False), (Submitted, True), (SubmittedText, True),
     (SubmittedOnce, False),
