@@ -101,21 +101,25 @@ def gold_plays(facts: Facts) -> Found:
         yield make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}")
     failing, nothing, stopped = [], [], []
     for play in gold:
-        # A row that cannot run is another finding.
-        is_known = play.score is not None or facts.pass_reward is not None
-        if play.error is not None:
-            is_known = failure_of(play) == "gold-fails"
-        if is_known and not facts.full(play):
+        if _gold_fails(facts, play):
             failing.append(play)
         elif play.stop_reason == StopReason.ABORTED and facts.score_share(play.steps[-1].score) < 1.0 - EPS:
             stopped.append(play)
         elif facts.gains_nothing(play):
             nothing.append(play)
+    failing += [play for play in facts.more_gold if _gold_fails(facts, play)]
     summary = f"gold returns no action before the end, without the full score, on {tasks_of(stopped)}"
     yield from findings_of("gold-stops", "warn", summary, stopped, detail=actions_of)
     yield from findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
     summary = f"gold does not get the full score on {tasks_of(failing)}"
     yield from findings_of("gold-fails", "fail", summary, failing, detail=_why_gold_fails)
+
+
+def _gold_fails(facts: Facts, play: Play) -> bool:
+    is_known = play.score is not None or facts.pass_reward is not None
+    if play.error is not None:  # a row that cannot run is another finding
+        is_known = failure_of(play) == "gold-fails"
+    return is_known and not facts.full(play)
 
 
 def _why_gold_fails(play: Play) -> str:

@@ -769,6 +769,25 @@ async def test_no_tasks_are_a_config_error():
         await audit_env(EnvSource(envs.Sound), [])
 
 
+async def test_gold_that_fails_on_a_row_that_was_not_drawn_is_found_and_changes_nothing_else():
+    class WrongOnOne(envs.Says):
+        async def gold(self, states):
+            return "-1" if states["label"] == "479" else states["label"]
+
+    failing, sound = [
+        await audited(cls, *CORE, on=tasks(70), num_tasks=3, repeat=False) for cls in (WrongOnOne, envs.Says)
+    ]
+    assert "t2" not in failing.task_ids
+    assert ids(failing) == {"gold-fails"}
+    assert failing.findings[0].evidence[0].task_id == "t2"
+    assert (failing.num_plays, failing.policies, ids(sound)) == (sound.num_plays, sound.policies, set())
+    assert "67 of 70 tasks (--tasks), 61 of them only by gold" in failing.not_examined
+    assert len(failing.plays) == failing.num_plays + 61
+    for options in ({"policies": ("null",)}, {"task_ids": ("t0",)}):  # what names policies or tasks plays these only
+        named = options.pop("policies", CORE)
+        assert not ids(await audited(WrongOnOne, *named, on=tasks(70), num_tasks=3, repeat=False, **options))
+
+
 async def test_gold_that_is_not_text_is_a_finding():
     class Odd(envs.Sound):
         async def gold(self, states):
