@@ -184,6 +184,7 @@ def _with_commands(
             if first.policy.startswith((f"farm/{PART}", "other_gold/")):  # it depends on the other tasks
                 of_task = ["--tasks", str(options.num_tasks)] if options.num_tasks != AuditOptions().num_tasks else []
             policy = "hedge" if each.kind == "hedging" else first.policy  # judged by several variants
+            policy = "farm" if each.kind == "calls-ungraded" and policy.startswith("farm/") else policy
             found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", policy]))
     return found
 

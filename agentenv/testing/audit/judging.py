@@ -15,7 +15,15 @@ from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import LONG_NAMES, NUM_TOGETHER, is_answer, items_of, label_text, last_value
+from agentenv.testing.audit.policies import (
+    LONG_NAMES,
+    NUM_TOGETHER,
+    WITHOUT,
+    is_answer,
+    items_of,
+    label_text,
+    last_value,
+)
 from agentenv.testing.tool_calls import READING, only_call
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
@@ -339,7 +347,10 @@ def every_id(facts: Facts) -> Found:
 
 
 def ungraded_calls(facts: Facts) -> Found:
-    """Find tasks that are solved with any values in gold's calls, which do not only read what the answer is."""
+    """Find tasks that are solved with any values in gold's calls, which do not only read what the answer is.
+
+    Or without the calls of one tool, where those of another one matter.
+    """
     found = []
     for task_id, gold in facts.gold.items():
         names = [name for name, _ in map(only_call, gold.actions) if name]
@@ -348,7 +359,11 @@ def ungraded_calls(facts: Facts) -> Found:
         others = [p for p in facts.by_task[task_id] if p.key in _OTHER_VALUES and p.actions != gold.actions]
         if facts.full(gold) and not is_told and others and all(map(facts.full, others)):
             found += others[:1] if not all(map(READING.match, names)) else []
-    summary = f"{tasks_of(found)} solved with other values in gold's calls: is what they do graded?"
+        without = [play for play in facts.by_task[task_id] if play.key.startswith(f"farm/{WITHOUT}")]
+        if facts.full(gold) and not is_told and not all(map(facts.full, without)):
+            found += [play for play in without if facts.full(play)][:1]
+    summary = f"{tasks_of(found)} solved with other values in gold's calls, or without those of a tool"
+    summary += ": is what they do graded?"
     yield from findings_of("calls-ungraded", "note", summary, found, detail=actions_of)
 
 

@@ -33,6 +33,7 @@ from agentenv.testing.odd_actions import (
 )
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
+    READING,
     SHOUTED,
     call_text,
     calls_of_choices,
@@ -101,8 +102,8 @@ _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u201
 _DESCRIPTION = re.compile(r'(?<="description": )"(?:[^"\\]|\\.)*"')
 _NUM_QUOTED = 4
 _GIVING_UP = ("I give up.", "give up", "quit", "exit", "stop", "done", "skip", "pass", "resign")
-PART = "part_"
-"""Start of the variants that repeat parts of gold, which are known only after gold was played."""
+PART, WITHOUT = "part_", "without_"
+"""Starts of the variants that repeat parts of gold, or leave out its calls of a tool; known after gold was played."""
 FOLLOWED = ("say", "call", "again", "other_gold")
 """Policies of `follow_up`, whose variants are their actions. say: the action in each turn; call: the action, and an
 end; again: the action until the last turn, and an end; other_gold: the answer to another task in each turn."""
@@ -267,7 +268,7 @@ def select_policies(policies: Sequence[AuditPolicy], names: Iterable[str]) -> li
     """
     names = list(names)
     known = {policy.name for policy in policies} | {policy.key for policy in policies} | {"hacks"}
-    known |= {f"farm/{PART}{number + 1}" for number in range(2 * _NUM_PARTS)}
+    known |= {f"farm/{start}{number + 1}" for start in (PART, WITHOUT) for number in range(2 * _NUM_PARTS)}
     unknown = [name for name in names if name not in known and name.partition("/")[0] not in FOLLOWED]
     if unknown:
         all_names = ", ".join(dict.fromkeys(policy.name for policy in policies))
@@ -558,8 +559,14 @@ def _in_argument(view: View, *places: int) -> str | None:
     return said and call_text(name, {**arguments, key: said})
 
 
+def _said_once(view: View, actions: Sequence[str]) -> str | None:
+    return actions[view.turn_index] if view.turn_index < len(actions) else None
+
+
 def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, list[AuditPolicy]]:
-    """Return policies that repeat one or two gold actions, by task; none where every task takes one action.
+    """Return policies that repeat one or two gold actions, or leave out the calls of a tool, by task.
+
+    There are none where every task takes one action.
 
     Args:
         golds: the gold actions of each task.
@@ -578,6 +585,12 @@ def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, lis
             AuditPolicy("farm", f"{PART}{n}", "wrong", lambda view, part=part: part[view.turn_index % len(part)])  # type: ignore[misc]
             for n, part in enumerate(parts, 1)
         ]
+        names = [only_call(action)[0] for action in actions]
+        work = [name for name in dict.fromkeys(names) if name not in ("", names[-1]) and not READING.match(name)]
+        for n, tool in enumerate(work[:_NUM_PARTS], 1):
+            left = [action for action, name in zip(actions, names, strict=True) if name != tool]
+            act = partial(_said_once, actions=left)
+            found[task_id] += [AuditPolicy("farm", f"{WITHOUT}{n}", "wrong", act)] if left else []
     return found
 
 

@@ -550,6 +550,40 @@ class ShelfUngraded(StrictShelf):
         return await super().step(states)
 
 
+class ShelfWithLabel(StrictShelf):
+    """The shelf is labeled, too; gold says what is missing."""
+
+    is_graded, labeled = False, False
+
+    async def reset(self, states):
+        self.labeled = False
+        return {**await super().reset(states), "tools": [schema_of(self.put), schema_of(self.mark)]}
+
+    def mark(self, num: int) -> str:
+        """Label the shelf.
+
+        Args:
+            num: A number.
+        """
+        self.labeled = num == 7
+        return "Labeled."
+
+    async def step(self, states):
+        if states["tool_calls"].items:
+            return StepResult(await answer_calls(states["tool_calls"], {"put": self.put, "mark": self.mark}), score=0.0)
+        result = await super().step(states)
+        return result if self.labeled or not self.is_graded else StepResult(reward=0.0, score=0.0, terminated=True)
+
+    async def gold(self, states):
+        if self.num == states["label"]["num"] and not self.labeled:
+            return call_text("mark", {"num": 7})
+        return await super().gold({**states, "turn_index": self.labeled})
+
+
+class ShelfWithGradedLabel(ShelfWithLabel):
+    is_graded = True
+
+
 class ShelfThatTells(ShelfUngraded):
     """The call is how to find the word."""
 
@@ -669,10 +703,17 @@ async def test_feedback_with_the_field_of_the_label_that_gold_says_fails(cls, fo
 
 
 @pytest.mark.parametrize(
-    ("cls", "found"), [(ShelfUngraded, {"calls-ungraded"}), (ShelfThatTells, set()), (Shelf, set())]
+    ("cls", "found"),
+    [
+        (ShelfUngraded, {"calls-ungraded"}),
+        (ShelfThatTells, set()),
+        (Shelf, set()),
+        (ShelfWithLabel, {"calls-ungraded"}),
+        (ShelfWithGradedLabel, set()),
+    ],
 )
 async def test_calls_of_gold_whose_values_do_not_matter_are_noted(cls, found):
-    result = await audited(cls, "odd_values", "gold", on=shelves(), repeat=False)
+    result = await audited(cls, "odd_values", "farm", "gold", on=shelves(), repeat=False)
     assert ids(result, "note") == found
     assert all("4 tasks solved with other values in gold's calls" in each.summary for each in result.findings)
 
