@@ -68,6 +68,7 @@ class Audit:
     task_ids: tuple[str, ...]
     """Ids of the tasks of the plays."""
     num_plays: int
+    """Number of plays on these tasks."""
     findings: tuple[AuditFinding, ...]
     """The allowed ones last, and the others by severity."""
     policies: tuple[PolicyRow, ...]
