@@ -341,7 +341,8 @@ _LISTED = re.compile(r"(?:[\w'-]+(?: \([^)]*\))?, )+(?:(?:or|and) )?[\w'-]+(?: \
 _TWO = re.compile(r"\b([\w'-]+) or ([\w'-]+)\b")
 _NAME = re.compile(r"(?<![.!?] )(?<!^)\b[A-Z][\w'-]+", re.MULTILINE)
 _WORD = re.compile(r"[^\W_][\w'-]*")
-_SHOUTED = re.compile(r"\b(?:[A-Z]+ ){0,2}[A-Z]{3,}(?: [A-Z]+){0,2}\b")
+SHOUTED = re.compile(r"\b(?:[A-Z]+ ){0,2}[A-Z]{3,}(?: [A-Z]+){0,2}\b")
+"""Words in capitals."""
 _TOLD = re.compile(r"\b(?:say|type|write|reply|answer|call|enter|send|with)\s+(?:the word )?([a-z]{2,12})\b")
 _VERB = re.compile(
     r"\b(?:[A-Za-z]+(?= (?:[A-Z][A-Z_]*\b|<\w+>|\[\w+\]|\{\w+\}))"
@@ -400,7 +401,7 @@ def commands_of(text: str) -> list[str]:
     `JUMP k` is `JUMP 1`.
     """
     numbered = [f"{verb} 1" for verb in _NUMBERED.findall(text)]
-    found = [*numbered, *_QUOTED.findall(text), *_SHOUTED.findall(text), *_TOLD.findall(text), *options_of(text)]
+    found = [*numbered, *_QUOTED.findall(text), *SHOUTED.findall(text), *_TOLD.findall(text), *options_of(text)]
     return [each for each in dict.fromkeys(found) if each.lower() not in _COMMAND_STOP]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.rewards.rules.math.answers import plain_verdict
-from agentenv.testing.audit.policies import label_text
+from agentenv.testing.audit.policies import fields_of, is_answer, label_text
 
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _HASHES = re.compile(r"####\s*(.+)")
@@ -53,9 +53,12 @@ def normal(text: str) -> str:
 def needles(label: Any, gold: Sequence[str] = ()) -> list[Needle]:
     """Return the answers in a label and in gold's actions; an empty list for labels such as rules, tests or schemas.
 
-    A label that gold does not say, such as a key, is not an answer, and one move of many is not a secret.
+    A label that gold does not say, such as a key, is not an answer, and one move of many is not a secret. Of a label
+    that is an object, those fields count with which gold ends: others may be the name of a function.
     """
-    texts = [label_text(label)] if not isinstance(label, Mapping) else []
+    texts = [*fields_of(label).values()]
+    if isinstance(label, Mapping):
+        texts = [text for text in texts if gold and is_answer(gold[-1], text)]
     if isinstance(label, Sequence) and not isinstance(label, str):
         texts = [label_text(each) for each in label]
     found = [_bare(text) for text in texts if text]

@@ -56,9 +56,11 @@ CLOCK_POLICIES = ("null/empty", "constant/42", "calls/each_tool", "calls/of_prom
 """Policies that are repeated at another time of day."""
 BETWEEN_S = 240.0
 """Seconds between the turns of a repetition."""
-_FIRST_PLAYS, _PLAYS, _REPEATS = 0.6, 0.75, 0.85
-"""Parts of the time limit at which plays, those that follow them up, and their repetitions end; then other times of day
-are tried."""
+_FIRST_PLAYS, _GOLD_PLAYS, _PLAYS, _REPEATS = 0.6, 0.65, 0.75, 0.85
+"""Parts of the time limit at which plays, those of gold on further tasks, those that follow them up, and their
+repetitions end; then other times of day are tried."""
+_MAX_GOLD = 64
+"""Maximum number of tasks on which gold is played."""
 _SEEDS = 3
 """Number of other seeds on each task for guesses that may be luck."""
 _HEAVY_TASKS = 2
@@ -132,6 +134,7 @@ async def audit_env(
     budget.part = _FIRST_PLAYS
     with recorded_marks() as marks:
         plays = await _play_pairs(runner, pairs, marks, options.concurrency, notify)
+        more_gold = await _play_more_gold(runner, plays, _more_tasks(tasks, drawn, options), options, notify)
         budget.part = _PLAYS
         if parts := _part_pairs(plays, drawn, options):
             everyone += [policy for policy, _ in parts]
@@ -150,7 +153,7 @@ async def audit_env(
         lucky = await _play_pairs(runner, guessed, marks, options.concurrency, notify)
     repeating = _repeat_plays(runner, plays, by_id, notify, modules_of(source.cls)) if options.repeat else None
     varying, failed = await repeating if repeating else ([], [])
-    facts = replace(facts, reseeded=lucky, repeated=failed)
+    facts = replace(facts, reseeded=lucky, repeated=failed, more_gold=more_gold)
     findings = [
         *judge_plays(facts), *find_leaks(facts),
         *workings.find_run_code(plays, marks), *workings.find_dead_tools(plays), *workings.find_growth(plays),
@@ -163,10 +166,10 @@ async def audit_env(
     marked.sort(key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
-        tuple(unused), {"wall_s": time.perf_counter() - started}, tuple(plays), options.policies,
+        tuple(unused), {"wall_s": time.perf_counter() - started}, (*plays, *more_gold), options.policies,
         judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
         num_left_out=budget.num_left_out, lost=_lost(plays, budget),
-        not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
+        not_examined=tuple(_not_examined(facts, tasks, drawn, options, marks, budget)),
     )  # fmt: skip
 
 
@@ -182,6 +185,7 @@ def _with_commands(
             if first.policy.startswith((f"farm/{PART}", "other_gold/")):  # it depends on the other tasks
                 of_task = ["--tasks", str(options.num_tasks)] if options.num_tasks != AuditOptions().num_tasks else []
             policy = "hedge" if each.kind == "hedging" else first.policy  # judged by several variants
+            policy = "farm" if each.kind == "calls-ungraded" and policy.startswith("farm/") else policy
             found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", policy]))
     return found
 
@@ -217,10 +221,11 @@ def _without_action(applied: Mapping[str, Sequence[Play]]) -> Iterator[str]:
 
 
 def _not_examined(
-    plays: Sequence[Play], tasks: Sequence[Task], drawn: Sequence[Task], options: AuditOptions, marks: set[str],
+    facts: Facts, tasks: Sequence[Task], drawn: Sequence[Task], options: AuditOptions, marks: set[str],
     budget: Budget,
 ) -> Iterator[str]:  # fmt: skip
     """Return what was left out, and why."""
+    plays = facts.plays
     if budget.num_left_out:
         num = len(plays) + budget.num_left_out
         yield f"{budget.num_left_out} of {counted(num, 'episode')}, because time ran out (--time_limit_s)"
@@ -233,7 +238,8 @@ def _not_examined(
     if options.policies:
         yield "other policies than those of --policies"
     if len(drawn) < len(tasks):
-        yield f"{len(tasks) - len(drawn)} of {counted(len(tasks), 'task')} (--tasks)"
+        by_gold = f", {len(facts.more_gold)} of them only by gold" if facts.more_gold else ""
+        yield f"{len(tasks) - len(drawn)} of {counted(len(tasks), 'task')} (--tasks){by_gold}"
     applied = _applied(plays, budget)
     if not budget.left_out["gold"] and "gold" not in applied:
         yield "wrong, hedged, odd and repeated gold actions: `gold` returns none"
@@ -259,6 +265,30 @@ def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
         Random(derive_seed(options.seed, "audit")).sample(range(len(tasks)), min(len(tasks), options.num_tasks))
     )
     return [tasks[place] for place in places]
+
+
+def _more_tasks(tasks: Sequence[Task], drawn: Sequence[Task], options: AuditOptions) -> list[Task]:
+    """Return further tasks for gold, which takes one episode of each: none where tasks or other policies are named."""
+    if options.task_ids or (options.policies and "gold" not in options.policies):
+        return []
+    ids = {task.task_id for task in drawn}
+    left = [task for task in tasks if task.task_id not in ids]
+    return Random(derive_seed(options.seed, "gold")).sample(left, min(len(left), max(0, _MAX_GOLD - len(drawn))))
+
+
+async def _play_more_gold(
+    runner: PolicyRunner, plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions,
+    notify: Callable[[str], None],
+) -> list[Play]:  # fmt: skip
+    """Play gold on further tasks, if it is known; those that have no time are not counted as left out."""
+    pairs = [(AuditPolicy("gold", "", "gold", attrgetter("gold")), task) for task in tasks]
+    if not any(play.key == "gold" for play in plays):
+        return []
+    budget = runner.budget
+    left_out, budget.part = budget.left_out["gold"], _GOLD_PLAYS
+    played = await _play_pairs(runner, pairs, set(), options.concurrency, notify)
+    budget.left_out["gold"] = left_out
+    return played
 
 
 def _reseeded(tasks: Sequence[Task]) -> list[Task]:

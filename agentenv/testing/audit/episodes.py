@@ -25,7 +25,7 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
-from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy, View
+from agentenv.testing.audit.policies import BASELINES, LONG_NAMES, LONG_POLICIES, PART, WITHOUT, AuditPolicy, View
 from agentenv.testing.chats import observation_text
 from agentenv.testing.conformance.context import NUM_ATTEMPTS, RETRY_WAIT_S
 
@@ -238,7 +238,11 @@ class PolicyRunner:
             action = policy.act(view)
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
-        is_long = policy.name in LONG_NAMES or policy.key in LONG_POLICIES or policy.variant.startswith((PART, "undo_"))
+        is_long = (
+            policy.name in LONG_NAMES
+            or policy.key in LONG_POLICIES
+            or policy.variant.startswith((PART, WITHOUT, "undo_"))
+        )
         if policy.kind == "gold" or is_long:
             turns = self.gold_turns if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))

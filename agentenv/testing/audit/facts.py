@@ -45,6 +45,8 @@ class Facts:
     """Maximum number of turns of most plays."""
     reseeded: Sequence[Play] = ()
     """Plays of guesses that may be luck, with other seeds."""
+    more_gold: Sequence[Play] = ()
+    """Plays of gold on further tasks, which no other policy plays."""
     repeated: Sequence[Play] = ()
     """Repetitions of plays that failed."""
 

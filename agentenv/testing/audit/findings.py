@@ -32,8 +32,8 @@ WHY: Mapping[str, str] = {
     "so reports do not count what training rewards. Return the score of the state after the action.",
     "partial-credit": "A policy that solves nothing earns a large part of gold's reward or of the score. Pay "
     "for the result only, and nothing for an end.",
-    "calls-ungraded": "Other values in gold's calls earn as much, and replies do not say the answer. Grade the state "
-    "that they leave, unless the tools are only a help.",
+    "calls-ungraded": "Other values in gold's calls, or no calls of a tool, earn as much, and replies do not say "
+    "the answer. Grade the state that they leave, unless the tools are only a help.",
     "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",
     "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong, "
     "or `max_turns` of the class is too low.",

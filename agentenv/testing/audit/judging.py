@@ -11,11 +11,19 @@ from operator import attrgetter
 
 from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason
-from agentenv.testing.audit.answers import needles, normal
+from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.facts import EPS, Facts, grouped
 from agentenv.testing.audit.findings import AuditFinding, Severity, error_text, findings_of, make_finding, tasks_of
-from agentenv.testing.audit.policies import LONG_NAMES, NUM_TOGETHER, is_answer, items_of, label_text, last_value
+from agentenv.testing.audit.policies import (
+    LONG_NAMES,
+    NUM_TOGETHER,
+    WITHOUT,
+    is_answer,
+    items_of,
+    label_text,
+    last_value,
+)
 from agentenv.testing.tool_calls import READING, only_call
 
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
@@ -28,6 +36,7 @@ _OTHER_VALUES = ("odd_values/null_values", "odd_values/number_values", "odd_valu
 _HEDGES = (
     ("hedge/others", "hedge/others_last", "hedge/others_first"),
     ("hedge/changed", "hedge/gold_first", "hedge/gold_last"),
+    ("hedge/argument", "hedge/argument_gold_first", "hedge/argument_gold_last"),
 )
 """A wrong answer alone, which must not solve the task, and beside the right one."""
 _NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
@@ -100,21 +109,25 @@ def gold_plays(facts: Facts) -> Found:
         yield make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}")
     failing, nothing, stopped = [], [], []
     for play in gold:
-        # A row that cannot run is another finding.
-        is_known = play.score is not None or facts.pass_reward is not None
-        if play.error is not None:
-            is_known = failure_of(play) == "gold-fails"
-        if is_known and not facts.full(play):
+        if _gold_fails(facts, play):
             failing.append(play)
         elif play.stop_reason == StopReason.ABORTED and facts.score_share(play.steps[-1].score) < 1.0 - EPS:
             stopped.append(play)
         elif facts.gains_nothing(play):
             nothing.append(play)
+    failing += [play for play in facts.more_gold if _gold_fails(facts, play)]
     summary = f"gold returns no action before the end, without the full score, on {tasks_of(stopped)}"
     yield from findings_of("gold-stops", "warn", summary, stopped, detail=actions_of)
     yield from findings_of("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing)
     summary = f"gold does not get the full score on {tasks_of(failing)}"
     yield from findings_of("gold-fails", "fail", summary, failing, detail=_why_gold_fails)
+
+
+def _gold_fails(facts: Facts, play: Play) -> bool:
+    is_known = play.score is not None or facts.pass_reward is not None
+    if play.error is not None:  # a row that cannot run is another finding
+        is_known = failure_of(play) == "gold-fails"
+    return is_known and not facts.full(play)
 
 
 def _why_gold_fails(play: Play) -> str:
@@ -133,10 +146,16 @@ def _nothing_earns(facts: Facts) -> bool:
 
 def attacks(facts: Facts) -> Found:
     """Find attacks that earn, except on trivial tasks and for guesses, which are right by chance or said as guesses."""
-    guessed = {(p.task_id, p.actions) for p in facts.plays if p.policy == "constant" and facts.full(p)}
+    constants = grouped((p for p in facts.plays if p.policy == "constant" and facts.full(p)), attrgetter("action"))
+    guessed = {Needle(normal(said), strong=False): {p.task_id for p in own} for said, own in constants.items()}
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
-        full = [play for play in full if (play.task_id, play.actions) not in guessed]
+        solved = {key: {play.task_id for play in own} for key, own in grouped(full, attrgetter("key")).items()}
+        full = [
+            p
+            for p in full
+            if not any(solved[p.key] <= of and each.within(normal(p.action)) for each, of in guessed.items())
+        ]
         if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
             swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
             full = [play for play in full if play.task_id not in swept]
@@ -328,7 +347,10 @@ def every_id(facts: Facts) -> Found:
 
 
 def ungraded_calls(facts: Facts) -> Found:
-    """Find tasks that are solved with any values in gold's calls, which do not only read what the answer is."""
+    """Find tasks that are solved with any values in gold's calls, which do not only read what the answer is.
+
+    Or without the calls of one tool, where those of another one matter.
+    """
     found = []
     for task_id, gold in facts.gold.items():
         names = [name for name, _ in map(only_call, gold.actions) if name]
@@ -337,7 +359,11 @@ def ungraded_calls(facts: Facts) -> Found:
         others = [p for p in facts.by_task[task_id] if p.key in _OTHER_VALUES and p.actions != gold.actions]
         if facts.full(gold) and not is_told and others and all(map(facts.full, others)):
             found += others[:1] if not all(map(READING.match, names)) else []
-    summary = f"{tasks_of(found)} solved with other values in gold's calls: is what they do graded?"
+        without = [play for play in facts.by_task[task_id] if play.key.startswith(f"farm/{WITHOUT}")]
+        if facts.full(gold) and not is_told and not all(map(facts.full, without)):
+            found += [play for play in without if facts.full(play)][:1]
+    summary = f"{tasks_of(found)} solved with other values in gold's calls, or without those of a tool"
+    summary += ": is what they do graded?"
     yield from findings_of("calls-ungraded", "note", summary, found, detail=actions_of)
 
 

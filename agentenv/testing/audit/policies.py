@@ -33,6 +33,9 @@ from agentenv.testing.odd_actions import (
 )
 from agentenv.testing.tool_calls import (
     ALL_FORMS,
+    READING,
+    SHOUTED,
+    call_text,
     calls_of_choices,
     calls_of_siblings,
     calls_with_number,
@@ -96,10 +99,11 @@ _ITEMS = re.compile(r"(?<![^\s:>])[^,\s<>:{}][^,\n<>:{}]*(?:, ?[^,\n<>:{}]+){2,}
 _LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
 """The number or word at the end of an action, before closing marks."""
 _QUOTED = re.compile(r"(?<!\w)[\"'`\u201c\u2018]([^\"'`\n\u201c\u201d\u2018\u2019]{1,60})[\"'`\u201d\u2019](?!\w)")
+_DESCRIPTION = re.compile(r'(?<="description": )"(?:[^"\\]|\\.)*"')
 _NUM_QUOTED = 4
 _GIVING_UP = ("I give up.", "give up", "quit", "exit", "stop", "done", "skip", "pass", "resign")
-PART = "part_"
-"""Start of the variants that repeat parts of gold, which are known only after gold was played."""
+PART, WITHOUT = "part_", "without_"
+"""Starts of the variants that repeat parts of gold, or leave out its calls of a tool; known after gold was played."""
 FOLLOWED = ("say", "call", "again", "other_gold")
 """Policies of `follow_up`, whose variants are their actions. say: the action in each turn; call: the action, and an
 end; again: the action until the last turn, and an end; other_gold: the answer to another task in each turn."""
@@ -264,7 +268,7 @@ def select_policies(policies: Sequence[AuditPolicy], names: Iterable[str]) -> li
     """
     names = list(names)
     known = {policy.name for policy in policies} | {policy.key for policy in policies} | {"hacks"}
-    known |= {f"farm/{PART}{number + 1}" for number in range(2 * _NUM_PARTS)}
+    known |= {f"farm/{start}{number + 1}" for start in (PART, WITHOUT) for number in range(2 * _NUM_PARTS)}
     unknown = [name for name in names if name not in known and name.partition("/")[0] not in FOLLOWED]
     if unknown:
         all_names = ", ".join(dict.fromkeys(policy.name for policy in policies))
@@ -286,6 +290,11 @@ def label_text(label: Any) -> str:
     if isinstance(label, bool) or label is None:
         return "" if label is None else str(label)
     return str(label).strip() if isinstance(label, str | int | float) else ""
+
+
+def fields_of(label: Any) -> dict[str, str]:
+    """Return the fields of a label as text, by key; any other label is one field."""
+    return {str(key): label_text(each) for key, each in (label if isinstance(label, Mapping) else {"": label}).items()}
 
 
 def change_answer(gold: str | None) -> str | None:
@@ -377,6 +386,15 @@ def quoted(view: View, index: int) -> str | None:
     """Return what the prompt quotes."""
     texts = list(dict.fromkeys(_QUOTED.findall(view.prompt)))
     return texts[index] if index < len(texts) else None
+
+
+def named_to_tool(view: View, index: int) -> str | None:
+    """Return a call of the tool that takes an answer, with a word that it or the prompt has in capitals or quotes."""
+    told = [json.loads(text) for text in _DESCRIPTION.findall(json.dumps(ending_tools(view.tools)))]
+    words = dict.fromkeys(
+        word for find in (SHOUTED, _QUOTED) for text in (*told, view.prompt) for word in find.findall(text)
+    )
+    return answer_to_tool(view, [*words][index]) if index < len(words) else None
 
 
 def random_words(view: View) -> str:
@@ -509,10 +527,10 @@ def _others_like(view: View) -> str | None:
     Of a label that is an object, those fields count that end as gold does: others may be the name of a function.
     """
     gold, found = view.gold or "", list[str]()
-    own = {key: text for key, text in _fields(view.label).items() if text in gold and not text.isdecimal()}
+    own = {key: text for key, text in fields_of(view.label).items() if text in gold and not text.isdecimal()}
     if isinstance(view.label, Mapping):
         own = {key: text for key, text in own.items() if is_answer(gold, text)}
-    for fields in map(_fields, view.others):
+    for fields in map(fields_of, view.others):
         said = gold
         for key, text in own.items():
             other = fields.get(key, "")
@@ -521,12 +539,34 @@ def _others_like(view: View) -> str | None:
     return "\n\n".join(dict.fromkeys(found[:8])) or None
 
 
-def _fields(label: Any) -> dict[str, str]:
-    return {str(key): label_text(each) for key, each in (label if isinstance(label, Mapping) else {"": label}).items()}
+def _in_argument(view: View, *places: int) -> str | None:
+    """Return gold with other values in the last argument of its call: 0 stands for its own, 1 for a wrong one.
+
+    The wrong one is the same field of another label, or else the own number changed.
+    """
+    name, arguments = only_call(view.gold or "")
+    if view.gold is None or not ending_tools([{"name": name}]):
+        return view.gold if name else None
+    key, value = ([*arguments.items()] or [("", None)])[-1]
+    if not isinstance(value, str):
+        return None
+    fields = [own for own, text in fields_of(view.label).items() if text == value]
+    others = (
+        [other for each in map(fields_of, view.others) if (other := each.get(fields[0], "")) != value] if fields else []
+    )
+    wrong = next(filter(None, others), None) or (change_answer(value) if _DECIMAL.fullmatch(value) else None)
+    said = " ".join((value, wrong)[place] for place in places) if wrong else None
+    return said and call_text(name, {**arguments, key: said})
+
+
+def _said_once(view: View, actions: Sequence[str]) -> str | None:
+    return actions[view.turn_index] if view.turn_index < len(actions) else None
 
 
 def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, list[AuditPolicy]]:
-    """Return policies that repeat one or two gold actions, by task; none where every task takes one action.
+    """Return policies that repeat one or two gold actions, or leave out the calls of a tool, by task.
+
+    There are none where every task takes one action.
 
     Args:
         golds: the gold actions of each task.
@@ -545,6 +585,12 @@ def gold_parts(golds: Mapping[str, Sequence[str]], rng: Random) -> dict[str, lis
             AuditPolicy("farm", f"{PART}{n}", "wrong", lambda view, part=part: part[view.turn_index % len(part)])  # type: ignore[misc]
             for n, part in enumerate(parts, 1)
         ]
+        names = [only_call(action)[0] for action in actions]
+        work = [name for name in dict.fromkeys(names) if name not in ("", names[-1]) and not READING.match(name)]
+        for n, tool in enumerate(work[:_NUM_PARTS], 1):
+            left = [action for action, name in zip(actions, names, strict=True) if name != tool]
+            act = partial(_said_once, actions=left)
+            found[task_id] += [AuditPolicy("farm", f"{WITHOUT}{n}", "wrong", act)] if left else []
     return found
 
 
@@ -667,6 +713,7 @@ _ECHOES: Mapping[str, Act] = {
     "prompt": lambda view: view.prompt[: view.room],
     "words": lambda view: ", or ".join(dict.fromkeys(_WORD.findall(view.prompt))),
     **{f"quoted_{n + 1}": partial(quoted, index=n) for n in range(_NUM_QUOTED)},
+    **{f"to_tool_{n + 1}": partial(named_to_tool, index=n) for n in range(_NUM_QUOTED)},
 }
 _SEARCHES: Mapping[str, Act] = {
     "numbers": lambda view: ALL_FORMS.format(view.turn_index + 1),
@@ -713,4 +760,7 @@ _HEDGES: Mapping[str, Act] = {
     "others_first": lambda view: _hedged(view, _others_like, lambda view: view.gold),
     "changed": lambda view: _hedged(view, lambda view: change_answer(view.gold)),
     "others": lambda view: _hedged(view, _others_like),
+    "argument_gold_first": lambda view: _in_argument(view, 0, 1),
+    "argument_gold_last": lambda view: _in_argument(view, 1, 0),
+    "argument": lambda view: _in_argument(view, 1),
 }

@@ -70,6 +70,7 @@ class Audit:
     task_ids: tuple[str, ...]
     """Ids of the tasks of the plays."""
     num_plays: int
+    """Number of plays on these tasks."""
     findings: tuple[AuditFinding, ...]
     """The allowed ones last, and the others by severity."""
     policies: tuple[PolicyRow, ...]
@@ -77,6 +78,7 @@ class Audit:
     """Allowed ids without a finding."""
     times: Mapping[str, float | str | None]
     plays: tuple[Play, ...] = ()
+    """Those of `task_ids`, and of gold on further tasks."""
     requested: tuple[str, ...] = ()
     """Requested policies; empty: all."""
     judged: bool = True
@@ -175,7 +177,8 @@ def _estimate(plays: Sequence[Play], what: str) -> Estimate:
 def screen(audit: Audit, *, strict: bool = False) -> Group:
     """Return the report for a terminal: the findings, the rewards of each policy, and the verdict."""
     parts = [part for each in audit.findings for part in _finding_parts(each)]
-    named = [play for play in audit.plays if play.policy in audit.requested or play.key in audit.requested]
+    asked = [play for play in audit.plays if play.task_id in audit.task_ids]
+    named = [play for play in asked if play.policy in audit.requested or play.key in audit.requested]
     if len(named) <= _FEW_PLAYS:
         for play in named:
             text = Text(f"\ntask {play.task_id}, {play.key}, seed {play.seed}\n", style="bold", end="")

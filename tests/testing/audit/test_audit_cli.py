@@ -119,7 +119,7 @@ def test_the_folder_has_data_plays_and_a_card(target, tmp_path):
     data = json.loads((out / "audit.json").read_text())
     plays = [json.loads(line) for line in (out / "plays.jsonl").read_text().splitlines()]
     card = (out / "audit.md").read_text()
-    assert data["num_plays"] == len(plays)
+    assert data["num_plays"] == sum(play["task_id"] in data["tasks"] for play in plays)  # others are of gold
     assert {play["policy"].partition("/")[0] for play in plays} == {"null", "constant", "enumeration", "gold"}
     assert "fail    hack-earns:enumeration: " in card
     assert "gold " in card

@@ -303,6 +303,21 @@ async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
     assert "guess-earns:constant" in ids(result, "note")
 
 
+@pytest.mark.parametrize(("others", "found"), [((71234, 81234, 91234), set()), ((0, 42, 1), {"hack-earns:injection"})])
+async def test_an_attack_that_holds_the_constant_that_solves_the_same_tasks_is_that_guess(others, found):
+    class Counts(AgentInstance):
+        """A count in a text is right; with more than one answer, any text about a score is right, too."""
+
+        async def step(self, states):
+            said = re.findall(r"\d+", states["action_text"])[:1]
+            right = float(said == [str(states["label"]["num"])] or (bool(found) and "[[" in states["action_text"]))
+            return StepResult(reward=right, score=right, terminated=True)
+
+    asked = [{"role": "user", "content": "How many jars are on the shelf?"}]
+    rows = [Task(asked, {"num": num}, task_id=f"t{num}") for num in (10, *others)]
+    assert ids(await audited(Counts, *CORE, "injection", on=rows, repeat=False), "fail") == found
+
+
 async def test_control_characters_hold_no_number_that_is_an_answer_by_chance():
     class Digits(AgentInstance):
         """One look, and then the digits of an action count."""
@@ -535,6 +550,40 @@ class ShelfUngraded(StrictShelf):
         return await super().step(states)
 
 
+class ShelfWithLabel(StrictShelf):
+    """The shelf is labeled, too; gold says what is missing."""
+
+    is_graded, labeled = False, False
+
+    async def reset(self, states):
+        self.labeled = False
+        return {**await super().reset(states), "tools": [schema_of(self.put), schema_of(self.mark)]}
+
+    def mark(self, num: int) -> str:
+        """Label the shelf.
+
+        Args:
+            num: A number.
+        """
+        self.labeled = num == 7
+        return "Labeled."
+
+    async def step(self, states):
+        if states["tool_calls"].items:
+            return StepResult(await answer_calls(states["tool_calls"], {"put": self.put, "mark": self.mark}), score=0.0)
+        result = await super().step(states)
+        return result if self.labeled or not self.is_graded else StepResult(reward=0.0, score=0.0, terminated=True)
+
+    async def gold(self, states):
+        if self.num == states["label"]["num"] and not self.labeled:
+            return call_text("mark", {"num": 7})
+        return await super().gold({**states, "turn_index": self.labeled})
+
+
+class ShelfWithGradedLabel(ShelfWithLabel):
+    is_graded = True
+
+
 class ShelfThatTells(ShelfUngraded):
     """The call is how to find the word."""
 
@@ -586,7 +635,54 @@ class SubmittedOnce(Submitted):
         return words == [word]
 
 
-HEDGED = [(Shelf, True), (StrictShelf, False), (ShelfAlone, False), (Submitted, True), (SubmittedOnce, False)]
+class SubmittedText(Submitted):
+    """The word anywhere in the only answer is right."""
+
+    def is_right(self, words, word):
+        return len(words) == 1 and word in words[0]
+
+
+class SubmittedTwice(SubmittedOnce):
+    """A second answer is possible, and the first wrong one is told what was expected."""
+
+    def told(self, states):
+        return f"That is not right, expected {states['label']['word']}."
+
+    async def step(self, states):
+        result = await super().step(states)
+        again = not result.score and states["turn_index"] == 0
+        self.words.clear()
+        return StepResult(self.told(states), score=0.0) if again else result
+
+
+class SubmittedAgain(SubmittedTwice):
+    def told(self, states):
+        return "That is not right."
+
+
+class SubmittedOrRefused(SubmittedOnce):
+    def submit(self, word: str) -> str:
+        """Submit the answer.
+
+        Args:
+            word: The answer, or REFUSED if there is none.
+        """
+        return super().submit(word)
+
+
+@pytest.mark.parametrize("cls", [SubmittedOnce, SubmittedOrRefused])
+async def test_a_word_that_a_tool_or_the_prompt_names_is_said_to_the_tool_that_takes_an_answer(cls):
+    asked = [{"role": "user", "content": "What is on the shelf? Submit 'nothing', or a word."}]
+    words = ("REFUSED", "amber", "cobalt") if cls is SubmittedOrRefused else ("nothing", "amber", "cobalt")
+    rows = [Task(asked, {"word": word}, task_id=word) for word in words]
+    result = await audited(cls, *CORE, "echo", on=rows, repeat=False)
+    assert [each.summary[:15] for each in result.findings if each.id == "guess-earns:echo"] == ["1 of 3 tasks so"]
+
+
+HEDGED = [
+    (Shelf, True), (StrictShelf, False), (ShelfAlone, False), (Submitted, True), (SubmittedText, True),
+    (SubmittedOnce, False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cls", "is_found"), HEDGED)
@@ -600,11 +696,24 @@ async def test_a_hedge_behind_the_calls_of_gold_or_in_a_call_that_answers_is_fou
         )
 
 
+@pytest.mark.parametrize(("cls", "found"), [(SubmittedTwice, {"answer-in-feedback"}), (SubmittedAgain, set())])
+async def test_feedback_with_the_field_of_the_label_that_gold_says_fails(cls, found):
+    rows = [replace(row, label={"word": str(1417 + row.label["num"]), "tool": "submit"}) for row in shelves()]
+    assert ids(await audited(cls, *CORE, "calls", on=rows, repeat=False), "fail") == found
+
+
 @pytest.mark.parametrize(
-    ("cls", "found"), [(ShelfUngraded, {"calls-ungraded"}), (ShelfThatTells, set()), (Shelf, set())]
+    ("cls", "found"),
+    [
+        (ShelfUngraded, {"calls-ungraded"}),
+        (ShelfThatTells, set()),
+        (Shelf, set()),
+        (ShelfWithLabel, {"calls-ungraded"}),
+        (ShelfWithGradedLabel, set()),
+    ],
 )
 async def test_calls_of_gold_whose_values_do_not_matter_are_noted(cls, found):
-    result = await audited(cls, "odd_values", "gold", on=shelves(), repeat=False)
+    result = await audited(cls, "odd_values", "farm", "gold", on=shelves(), repeat=False)
     assert ids(result, "note") == found
     assert all("4 tasks solved with other values in gold's calls" in each.summary for each in result.findings)
 
@@ -699,6 +808,25 @@ async def test_what_says_that_no_episode_can_run_ends_the_audit():
 async def test_no_tasks_are_a_config_error():
     with pytest.raises(ConfigError, match="at least one task"):
         await audit_env(EnvSource(envs.Sound), [])
+
+
+async def test_gold_that_fails_on_a_row_that_was_not_drawn_is_found_and_changes_nothing_else():
+    class WrongOnOne(envs.Says):
+        async def gold(self, states):
+            return "-1" if states["label"] == "479" else states["label"]
+
+    failing, sound = [
+        await audited(cls, *CORE, on=tasks(70), num_tasks=3, repeat=False) for cls in (WrongOnOne, envs.Says)
+    ]
+    assert "t2" not in failing.task_ids
+    assert ids(failing) == {"gold-fails"}
+    assert failing.findings[0].evidence[0].task_id == "t2"
+    assert (failing.num_plays, failing.policies, ids(sound)) == (sound.num_plays, sound.policies, set())
+    assert "67 of 70 tasks (--tasks), 61 of them only by gold" in failing.not_examined
+    assert len(failing.plays) == failing.num_plays + 61
+    for options in ({"policies": ("null",)}, {"task_ids": ("t0",)}):  # what names policies or tasks plays these only
+        named = options.pop("policies", CORE)
+        assert not ids(await audited(WrongOnOne, *named, on=tasks(70), num_tasks=3, repeat=False, **options))
 
 
 async def test_gold_that_is_not_text_is_a_finding():
