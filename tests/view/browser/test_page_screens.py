@@ -511,7 +511,9 @@ def test_longer_episodes_are_flagged_where_a_held_out_score_did_not_rise(watched
             held = page.locator(".flag-list li", has_text="The reward goes by length")
             assert "since step 3" in held.inner_text()
             assert "q=version%3E%3D3" in held.get_by_text("its episodes").get_attribute("href")
-            return page.get_by_text("Episodes get longer").count()
+            num = page.get_by_text("Episodes get longer").count()
+            page.close()  # it asks the server, which ends here
+            return num
 
     assert flagged("evaluated", **{"eval/score": 0.5}) == 1
     assert flagged("alone") == 0
