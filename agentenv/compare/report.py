@@ -18,7 +18,7 @@ MAX_TASKS = 10
 """Tasks that a report lists."""
 _READ_BOTH = (
     "To read episodes of these tasks, run both models on this data and compare these runs: agentenv run --model "
-    "TRAINING/model --temperature 0.6 (its --eval_temperature), with its --top_p and --max_tokens."
+    "TRAINING/model, with the training's --eval_temperature as --temperature, its --top_p and its --max_tokens."
 )
 """How to read the episodes behind a difference of evaluations; the page of `view` says the same."""
 _NAME_WIDTH = 17

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from dataclasses import fields
+from typing import Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.types import MAX_REWARD
 from agentenv.errors import AgentEnvError, ConfigError, DataError
 
+_T = TypeVar("_T")
 MAX_SHOWN_CHARS = 1000
 MAX_WHOLE = 1 << 53
 """Whole numbers up to here are exact as floats."""
@@ -129,3 +131,22 @@ def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *a
             f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: "
             f"{str(error).rstrip('.')}. Change the options, or fix the class."
         ) from error
+
+
+def settings_from(where: str, given: Any, default: _T) -> _T:
+    """Return an object of the default's class: `given` itself, or the default with the fields of a mapping replaced.
+
+    Raises:
+        ConfigError: `given` is something else, or names an unknown field.
+    """
+    if given is None:
+        return default
+    if isinstance(given, type(default)):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}."
+        )
+    usual = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return construct(where, type(default), {**usual, **values})  # type: ignore[no-any-return]

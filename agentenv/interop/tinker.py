@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.arguments import settings_from
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.types import Completion, Limits, StopReason, Task
 from agentenv.episode.registry import builtin_datasets
@@ -25,7 +26,6 @@ from agentenv.episode.source import EnvSource, needs_label
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
 from agentenv.interop.hosted import check_numbers, limits_of, stepped_source
-from agentenv.rewards.loading import settings_from
 
 _WHERE = "interop.tinker"
 _STOP_REASONS = {StopReason.TERMINATED: "completed", StopReason.MAX_LENGTH: "max_tokens"}

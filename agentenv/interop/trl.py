@@ -21,6 +21,7 @@ from zlib import crc32
 from agentenv._util.brief import brief
 from agentenv._util.loop_thread import is_loop_running, run_sync
 from agentenv.chat.chat import ChatOptions
+from agentenv.core.arguments import settings_from
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
@@ -43,7 +44,6 @@ from agentenv.interop.hosted import (
     prompt_texts,
     run_planned,
 )
-from agentenv.rewards.loading import settings_from
 
 _WHERE = "interop.trl"
 _FACTS = (

@@ -15,14 +15,14 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
 from agentenv._util.paths import place_of
 from agentenv._util.suggest import did_you_mean
-from agentenv.core.arguments import construct, is_finite
+from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.types import Response, RewardResult
 
@@ -233,22 +233,3 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
         raise failure_of(error, request["function"]) from error
     result = replace(as_result(value, request["function"]), cause=None)  # an exception, which JSON does not have
     return json.loads(json.dumps(asdict(result)))  # type: ignore[no-any-return]
-
-
-def settings_from(where: str, given: Any, default: _T) -> _T:
-    """Return an object of the default's class: `given` itself, or the default with the fields of a mapping replaced.
-
-    Raises:
-        ConfigError: `given` is something else, or names an unknown field.
-    """
-    if given is None:
-        return default
-    if isinstance(given, type(default)):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"{where}: expected {type(default).__name__}(…), or an object with some of its fields, got {given!r:.200}."
-        )
-    usual = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return construct(where, type(default), {**usual, **values})  # type: ignore[no-any-return]

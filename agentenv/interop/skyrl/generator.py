@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Any
 
 from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.core.arguments import settings_from
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
@@ -40,7 +41,6 @@ from agentenv.interop.hosted import (
     task_dataset,
     task_of,
 )
-from agentenv.rewards.loading import settings_from
 
 _WHERE = "interop.skyrl"
 _CONCURRENCY = 256

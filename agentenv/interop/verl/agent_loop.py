@@ -29,6 +29,7 @@ from typing import Any
 
 from agentenv._util.suggest import did_you_mean
 from agentenv.chat.chat import ChatOptions
+from agentenv.core.arguments import settings_from
 from agentenv.core.dataset import read_rows
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
@@ -49,7 +50,6 @@ from agentenv.interop.hosted import (
     task_of,
 )
 from agentenv.interop.verl.records import to_records
-from agentenv.rewards.loading import settings_from
 
 _WHERE = "EnvAgentLoop"
 _KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")

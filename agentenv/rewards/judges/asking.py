@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any, Literal, TypeVar
 
 from agentenv._util.calls import StepTimeout, bounded, call
-from agentenv.core.arguments import construct, number, one_of, whole_number
+from agentenv.core.arguments import construct, number, one_of, settings_from, whole_number
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.judges.openai import JUDGING, CachedJudge, OpenAIJudge, ReplyCache, RequestOptions
@@ -32,7 +32,6 @@ from agentenv.rewards.judges.protocol import (
     ReplyIndex,
 )
 from agentenv.rewards.judges.templates import MAX_CHARS, JudgeTemplate
-from agentenv.rewards.loading import settings_from
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 

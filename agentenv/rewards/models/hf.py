@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentenv._util.calls import waiting
-from agentenv.core.arguments import is_finite, number, one_of, whole_number
+from agentenv.core.arguments import is_finite, number, one_of, settings_from, whole_number
 from agentenv.core.engine import Tokenizer
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
-from agentenv.rewards.loading import settings_from
 from agentenv.rewards.models.render import (
     NO_LIMIT,
     OVERFLOWS,

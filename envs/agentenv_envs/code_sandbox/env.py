@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.arguments import settings_from
 from agentenv.core.types import StepResult
 from agentenv.errors import InfraError
-from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.rules.code.reward import INSTRUCTION, LIMITS, feedback_text, passed_share, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Literal
 
 from agentenv.chat.chat import PromptText
 from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.arguments import settings_from
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import grade
-from agentenv.rewards.loading import load_function, settings_from
+from agentenv.rewards.loading import load_function
 from agentenv.rewards.registry import shared_reward
 from agentenv.rewards.rules.code.reward import shared_sandbox
 from agentenv.rewards.rules.text import with_opened_thought

@@ -51,8 +51,8 @@ export function KeptFew(): VNode {
   return (
     <>
       A training keeps as many as <code>--save_samples</code> says. To read episodes of any task, run both models on this data and
-      compare these runs: <code>agentenv run --model TRAINING/model --temperature 0.6</code> (its <code>--eval_temperature</code>), with its{" "}
-      <code>--top_p</code> and <code>--max_tokens</code>.
+      compare these runs: <code>agentenv run --model TRAINING/model</code>, with the training's <code>--eval_temperature</code> as{" "}
+      <code>--temperature</code>, its <code>--top_p</code> and its <code>--max_tokens</code>.
     </>
   );
 }

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv._util.per_loop import PerLoop
-from agentenv.core.arguments import one_of
+from agentenv.core.arguments import one_of, settings_from
 from agentenv.errors import InfraError
-from agentenv.rewards.loading import settings_from
 from agentenv.rewards.rules.code.forms import code_task, comparison, program_of, question_of
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.sandbox.factory import open_sandbox
