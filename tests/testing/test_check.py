@@ -357,9 +357,9 @@ HANGS = {
         "__init__", "Move slow work to `reset`",
     ),
     "ignores being cancelled": (
-        "async def step(self, states):\n        while not never.is_set():\n            try:\n"
-        "                await asyncio.sleep(0.2)  # HERE\n            except asyncio.CancelledError:\n"
-        "                pass",
+        "num_steps = 0\n    async def step(self, states):\n        Agent.num_steps += 1\n"
+        "        while not never.is_set():\n            try:\n                await asyncio.sleep(0.2)  # HERE\n"
+        "            except asyncio.CancelledError:\n                pass",
         "step", "ignores cancellation",
     ),
 }  # fmt: skip
@@ -372,7 +372,9 @@ def test_a_call_that_hangs_is_named_with_its_line_and_the_check_ends(kind, tmp_p
     line = write(tmp_path, f"import threading\nnever = threading.Event()\nclass Agent(AgentInstance):\n    {body}\n")
     target = f"{tmp_path / 'agent.py'}:Agent"
     (problem,) = check(target, step_timeout_s=1.0)
-    sys.modules[load_env(target).__module__].never.set()
+    module = sys.modules[load_env(target).__module__]
+    module.never.set()
+    assert getattr(module.Agent, "num_steps", 1) == 1, "each further episode would hang as long"
     assert (problem.line, problem.where) == (line, f"Agent.{method}")
     assert problem.expected == "an answer within 1 s"
     assert problem.got == ("none after the action 'I do not know.'" if method == "step" else "none")
@@ -451,7 +453,9 @@ def test_the_time_limit_of_a_call_is_a_flag(tmp_path, capsys):
     write(tmp_path, "class Agent(AgentInstance):\n    async def step(self, states):\n        await asyncio.sleep(60)\n")
     target = f"{tmp_path / 'agent.py'}:Agent"
     assert command(["check", target, "--step_timeout_s", "0.2"]) == 1
-    assert "expected an answer within 0.2 s, got none" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "expected an answer within 0.2 s, got none" in out
+    assert "skipped 14 properties: fix `contract` first" in out, "no action is quick, and each would hang as long"
     assert command(["check", target, "--step_timeout_s", "0"]) == 2
     assert "--step_timeout_s: expected seconds > 0, got 0.0" in capsys.readouterr().err
 

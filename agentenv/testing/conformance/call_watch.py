@@ -158,12 +158,11 @@ class CallWatch:
         seconds = time.monotonic() - ended.started - ended.stalled_s
         hangs = hangs or seconds > ended.limit_s
         is_step = ended.method == "step" and isinstance(ended.action, str)
-        if is_step and seconds > SLOW_S:
+        if is_step and (hangs or seconds > SLOW_S):
             self.slow[str(ended.action)] = seconds
         elif is_step:
             self.quick.setdefault(str(ended.action))
         if hangs:
-            self.slow |= {str(ended.action): seconds} if is_step else {}
             self.num_hangs += 1
             self.is_stuck = not is_step or self.num_hangs > _MAX_HANGS or not self.quick
 

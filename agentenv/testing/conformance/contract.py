@@ -157,7 +157,8 @@ class _Trial:
                 self.refusal = replace(problem_at(cls, "reset", *read_message(message, "reset")), is_note=True)
                 return []
             problems += self.judge_run(cls, seen, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
-            is_stuck = context.own_loop or self.watch.is_stuck
+            # The end of a call that ignores cancellation is never seen.
+            is_stuck = context.own_loop or self.watch.is_stuck or context.pending_tasks
             reason = trajectory.stop_reason
             if reason is StopReason.EPISODE_TIMEOUT or (reason is StopReason.STEP_TIMEOUT and is_stuck):
                 break  # each further episode would hang as long

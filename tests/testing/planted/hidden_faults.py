@@ -12,7 +12,7 @@ import numpy as np
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult
-from agentenv.tools import ToolError, answer_calls, schema_of
+from agentenv.tools import ToolError, answer_calls  # not schema_of: each process of a check would import torch
 
 HERE = Path(__file__).parent
 LEFT_CACHE = []
@@ -149,12 +149,18 @@ class DiceAtTheLimit(Doors):
         return StepResult(reward=0.1 * random.random() if self.is_open else 0.0)
 
 
+SHELVES = {"type": "function", "function": {"name": "shelves", "description": "Name the shelves.", "parameters": {
+    "type": "object", "properties": {}}}}  # fmt: skip
+SEARCH = {"type": "function", "function": {"name": "search", "description": "Search a shelf.", "parameters": {
+    "type": "object", "properties": {"shelf": {"type": "string"}}, "required": ["shelf"]}}}  # fmt: skip
+
+
 class Store(Doors):
     """Doors with tools: the list names shelves, and a shelf can be searched."""
 
     async def reset(self, states):
         given = await super().reset(states)
-        return {**given, "tools": [schema_of(self.shelves), schema_of(self.search)]}
+        return {**given, "tools": [SHELVES, SEARCH]}
 
     def shelves(self) -> str:
         """Name the shelves."""

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult
-from agentenv.tools import ToolError, answer_calls, schema_of
+from agentenv.tools import ToolError, answer_calls  # not schema_of: each process of a check would import torch
 from tests.testing.planted import faults
 from tests.testing.planted.faults import HERE, LOOKUP, Desk, Sum
 
@@ -28,6 +28,9 @@ NOTE = {"type": "function", "function": {"name": "note", "description": "Note so
 ORDER = {"type": "function", "function": {"name": "order", "description": "Order some.", "parameters": {
     "type": "object", "properties": {"item": {"type": "string"}, "num": {"type": "integer"}},
     "required": ["item", "num"]}}}  # fmt: skip
+PAGES = {"type": "function", "function": {"name": "lookup", "description": "Say how many there are.", "parameters": {
+    "type": "object", "properties": {"item": {"type": "string"}, "first": {"type": "integer"},
+    "every": {"type": "integer"}}, "required": ["item"]}}}  # fmt: skip
 
 # --- actions that parsers do not expect -------------------------------------------------------------------------------
 
@@ -460,7 +463,7 @@ class HangsAtZero(Desk):
     found = "tool-hangs:lookup"
 
     async def reset(self, states):
-        return {**await super().reset(states), "tools": [schema_of(self.lookup)]}
+        return {**await super().reset(states), "tools": [PAGES]}
 
     async def answer(self, states):
         return await answer_calls(states["tool_calls"], [self.lookup], timeout_s=0.2)

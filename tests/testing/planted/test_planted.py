@@ -14,7 +14,7 @@ from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, make_context, run_suite
 from tests.testing.planted import faults, more_faults
 
-LIMITS = Limits(max_length=200_000, max_turns=8)
+LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=10.0)  # a call that never ends is waited for
 
 
 def checked(cls, only=()):
