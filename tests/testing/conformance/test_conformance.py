@@ -713,9 +713,9 @@ def test_the_line_of_a_method_that_blocks_is_the_one_that_it_is_at_for_longest_n
 
         class Agent(Two):
             async def step(self, states):
-                for blocks_s in (0.2, 0.03):
+                for blocks_s in (0.12, 0.02):
                     until = time.thread_time() + blocks_s
-                    if blocks_s == 0.2:
+                    if blocks_s == 0.12:
                         while time.thread_time() < until: pass  # HERE
                     else:
                         while time.thread_time() < until: pass
