@@ -113,9 +113,6 @@ def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) ->
         segment, turns = trajectory.segments[index], [turn for turn in trajectory.turns if turn.segment == index]
         end = turns[-1].end if turns else len(segment)
         logprobs = segment.logprobs[:end].tolist()
-        finish_reason = str(turns[-1].finish_reason) if turns else None
-        if trajectory.stop_reason is StopReason.MAX_LENGTH and index == acted[-1]:
-            finish_reason = "length"
         rewards = None if trajectory.reward is None else [0.0] * end
         for turn in turns:
             if rewards is not None and turn.result is not None:
@@ -131,7 +128,7 @@ def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) ->
                 reward=trajectory.reward,
                 truncated=trajectory.truncated,
                 stop_reason=trajectory.stop_reason,
-                finish_reason=finish_reason,
+                finish_reason=str(turns[-1].finish_reason) if turns else None,
                 episode_id=trajectory.episode_id,
                 segment=acted.index(index),
                 num_segments=len(acted),

@@ -11,10 +11,10 @@ import asyncio
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any
 from zlib import crc32
 
@@ -68,19 +68,42 @@ def dataset(rows: str | Sequence[Mapping[str, Any] | Task]) -> Any:
     return dataset_of([{"prompt": [each | key for each in prompt_texts(task)]} for key, task in named], _WHERE, "trl")
 
 
-def reward(
-    completions: Sequence[Any],
-    reward: Sequence[float | None],
-    log_metric: Callable[[str, float], None] | None = None,
-    **columns: Any,
-) -> list[float | None]:
-    """Return the episodes' rewards, for `reward_funcs`; None for a failed one, which TRL leaves out of its group.
-
-    TRL passes `log_metric`: the share of failed episodes is `failed` in its log.
-    """
-    if log_metric is not None:
-        log_metric("failed", sum(value is None for value in reward) / len(reward))
+def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:
+    """Return the episodes' rewards, for `reward_funcs`; None for a failed one, which TRL leaves out of its group."""
     return list(reward)
+
+
+def _for_groups(function: Any) -> Any:
+    """Return a reward function whose values of failed episodes are None: TRL leaves out rows without any other value.
+
+    It also logs the shares of failed and of truncated episodes.
+    """
+    if getattr(function, "_is_for_groups", False):
+        return function
+
+    def kept(values: Any, failed: Sequence[bool], truncated: Sequence[bool], log_metric: Any = None, **_: Any) -> Any:
+        if log_metric is not None:
+            log_metric("failed", sum(failed) / len(failed))
+            log_metric("truncated", sum(truncated) / len(truncated))
+        if len(values) != len(failed):
+            return values  # TRL says so
+        return [None if lost else value for value, lost in zip(values, failed, strict=True)]
+
+    wrapped: Any
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__):
+
+        @wraps(function)
+        async def wrapped(**given: Any) -> Any:
+            return kept(await function(**given), **given)
+
+    else:
+
+        @wraps(function)
+        def wrapped(**given: Any) -> Any:
+            return kept(function(**given), **given)
+
+    wrapped._is_for_groups = True
+    return wrapped
 
 
 def _tasks(rows: str | Sequence[Mapping[str, Any] | Task], needs_label: bool = False) -> dict[tuple[Any, Any], Task]:
@@ -101,8 +124,8 @@ class EnvRollout:
     in this process or as a server. Sampling follows them, too, except for `max_tokens`.
 
     A failed episode is a row with one masked token and the reward None: TRL leaves it out of the group's baseline, and
-    its advantage is 0, unless another reward function has a value for it. Such a function has the parameter `failed` or
-    `reward`, and returns None where that is True or None.
+    its advantage is 0. What other reward functions return for it is not used; they have the parameter `failed` or
+    `reward`, since most other columns of it are None.
 
     Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
 
@@ -188,13 +211,14 @@ class EnvRollout:
             DataError: a prompt is of none of the rows, or the engine returned no log-probability for an action.
             InfraError: `max_failed_in_a_row` episodes failed.
         """
-        for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
+        for number, name in enumerate(trainer.reward_func_names):
+            function = trainer.reward_funcs[number]
             if inspect.signature(function).parameters.keys().isdisjoint({"failed", "reward"}):
                 raise ConfigError(
-                    f"EnvRollout: expected reward functions with the parameter failed or reward, got {name!r}. Return "
-                    "None where failed is True or reward is None: TRL leaves out only rows for which no function has a "
-                    "value."
+                    f"EnvRollout: expected reward functions with the parameter failed or reward, got {name!r}. Write "
+                    f"`def {name}(failed, **columns)`: where failed is True, most other columns are None."
                 )
+            trainer.reward_funcs[number] = _for_groups(function)
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)
         planned = [PlannedEpisode(self._task(prompt), number) for number, prompt in enumerate(prompts, first)]

@@ -255,7 +255,8 @@ def test_a_segment_without_an_action_is_not_a_record():
     made = records(trajectory, "here")
     assert [record.token_ids for record in made] == [[1, 2], [1, 2, 6, 2]]
     assert [(record.segment, record.num_segments) for record in made] == [(0, 2), (1, 2)]
-    assert [record.finish_reason for record in made] == ["stop", "length"]
+    assert [record.finish_reason for record in made] == ["stop", "stop"], "of the last action, which was not cut"
+    assert [row["stop_reasons"] for row in segment_rows(trajectory, "an id")] == ["stop", "length"]
     # The second prompt happens to begin with all of the first segment, and is a segment of its own nevertheless.
     rows = export(verl, trajectory)
     assert [row["prompt_ids"] + row["response_ids"] for row in rows] == [[1, 2], [1, 2, 6, 2]]

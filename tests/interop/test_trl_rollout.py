@@ -122,9 +122,28 @@ def test_a_failed_episode_is_a_masked_token_without_a_reward(roll):
     assert (out["completion_ids"][0], out["env_mask"][0], out["logprobs"][0]) == ([tokenizer.eos_token_id], [0], [0.0])
     assert "one" in tokenizer.decode(out["prompt_ids"][0])
     assert out["stop_reason"] == ["error", "terminated"]
-    told = []
-    assert reward([None] * 2, log_metric=lambda *said: told.append(said), **out) == [None, 1.0]
-    assert told == [("failed", 0.5)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_no_reward_function_gives_a_failed_episode_a_value_and_its_share_is_logged(roll, is_async):
+    def ones(failed, **columns):
+        return [1.0] * len(failed)
+
+    async def awaited(failed, **columns):
+        return [1.0] * len(failed)
+
+    trainer, told = trainer_with(), {}
+    trainer.reward_funcs, trainer.reward_func_names = [awaited if is_async else ones], ["ones"]
+    for _ in range(2):  # of each step
+        out = roll(lambda request: "bang" if "one" in request.prompt else "2", trainer=trainer)
+    values = trainer.reward_funcs[0](completions=[None] * 2, log_metric=told.__setitem__, **out)
+    assert (asyncio.run(values) if is_async else values) == [None, 1.0]
+    assert told == {"failed": 0.5, "truncated": 0.0}
+
+
+def test_the_finish_reason_is_that_of_the_last_action_whatever_ended_the_episode(roll):
+    out = roll(["half"], limits=Limits(max_length=60))
+    assert (out["stop_reason"], out["finish_reason"]) == (["max_length"] * 2, ["stop"] * 2)
 
 
 def test_an_episode_that_a_slow_step_lost_has_failed_and_is_not_truncated(roll):
@@ -144,7 +163,7 @@ def test_a_reward_function_that_would_be_all_that_a_failed_row_has_is_refused(ro
         return [None if lost else -1.0 for lost in failed]
 
     trainer = trainer_with()
-    own = partial(reward, log_metric=None)
+    own = partial(reward, unused=None)
     trainer.reward_funcs, trainer.reward_func_names = [own, careful], ["own", "careful"]
     assert roll(["1"], trainer=trainer)["reward"] == [1.0, 0.0]
     trainer.reward_funcs[1], trainer.reward_func_names[1] = brevity, "brevity"

@@ -24,7 +24,7 @@ from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.arguments import settings_from
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
+from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task, own_limits
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
@@ -286,15 +286,17 @@ def segment_rows(trajectory: Trajectory, trajectory_id: Any) -> list[dict[str, A
         for at, reward in enumerate((record.rewards or [])[record.num_prompt :]):
             place = at if mask[at] else place
             rewards[at if place is None else place] += reward
+        is_last = record.segment == record.num_segments - 1
+        is_cut = is_last and record.stop_reason is StopReason.MAX_LENGTH  # SkyRL's filter of overlong rows reads this
         row = {
             "prompt_token_ids": record.prompt_ids,
             "response_ids": record.response_ids,
             "rewards": rewards,
             "loss_masks": mask,
-            "stop_reasons": record.finish_reason,
+            "stop_reasons": "length" if is_cut else record.finish_reason,
             "rollout_logprobs": record.response_logprobs,
             "trajectory_ids": trajectory_id,
-            "is_last_step": record.segment == record.num_segments - 1,
+            "is_last_step": is_last,
         }
         rows.append(row)
     return rows

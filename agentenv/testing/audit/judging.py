@@ -325,22 +325,30 @@ def no_values(facts: Facts) -> Found:
 
 
 def every_id(facts: Facts) -> Found:
-    """Find tasks that calls for every id that results list solve, where gold's last word says nothing of the answer."""
+    """Find tasks that calls for every id that results list solve.
 
-    def num_done(play: Play) -> int:
-        """Return the number of lines of the replies to the calls before the last word, without errors."""
-        lines = [line for step in play.steps[-2:-1] for line in step.observation.splitlines()]
-        return sum(not line.startswith("Error") for line in lines)
+    Where gold's last word says the answer, the calls may only read: gold without those of the tool has to earn less.
+    """
+
+    def num_done(play: Play) -> list[int]:
+        """Return the number of lines of the replies to each action before the last word, without errors."""
+        replies = [step.observation.splitlines() for step in play.steps[:-1]]
+        return [sum(not line.startswith("Error") for line in lines) for lines in replies]
 
     found, last_words = [], {gold.action for gold in facts.gold.values()}
-    for play in facts.plays if len(last_words) == 1 else ():
-        gold = facts.gold.get(play.task_id)
-        if play.policy == "every_id" and play.task_id not in facts.trivial and gold and facts.full(gold):
-            answers, said = needles(facts.tasks[play.task_id].label), normal(gold.action)
-            is_told = any(needle.within(said) for needle in answers)
-            is_as_long = len(play.steps) == len(gold.steps)
-            if facts.full(play) and is_as_long and not is_told and num_done(play) > num_done(gold):
-                found.append(play)
+    for play in facts.plays:
+        gold, own = facts.gold.get(play.task_id), facts.by_task[play.task_id]
+        if play.policy != "every_id" or play.task_id in facts.trivial or not gold or not facts.full(gold):
+            continue
+        answers, said = needles(facts.tasks[play.task_id].label), normal(gold.action)
+        names = [only_call(action)[0] for action in gold.actions]
+        more = {name for name, one, many in zip(names, num_done(gold), num_done(play), strict=False) if many > one}
+        if len(last_words) > 1 or any(needle.within(said) for needle in answers):
+            without = [each for each in own if each.key.startswith(f"farm/{WITHOUT}") and not facts.full(each)]
+            more &= {name for each in without for name in {*names} - {only_call(said)[0] for said in each.actions}}
+        if facts.full(play) and len(play.steps) == len(gold.steps) and more:
+            found.append(play)
+    found = [play for number, play in enumerate(found) if play.task_id not in {p.task_id for p in found[:number]}]
     summary = f"{tasks_of(found)} solved by gold's calls for every id that results list"
     # A warning: what these calls did beside gold's, if anything, is the environment's to know.
     yield from findings_of("hack-earns", "warn", summary, found, policy="every_id", detail=actions_of)

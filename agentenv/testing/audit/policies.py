@@ -64,7 +64,9 @@ LONG_NAMES = ("explore", "odd_calls", "overwrite", "call", "again", "hacks")
 LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
 """Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
 ODD_NUMBERS: Mapping[str, tuple[int, int]] = {
-    f"{name}_{place + 1}": (number, place) for name, number in (("zero", 0), ("negative", -1)) for place in range(3)
+    f"{name}_{place + 1}": (number, place)
+    for name, number in (("zero", 0), ("negative", -1), ("far_below", -1000))
+    for place in range(3)
 }
 """Numbers in place of an argument of gold's calls, and the argument's place among those that are numbers."""
 HEAVY = ("math/tower", "math/factorial", *(f"odd_values/{name}" for name in ODD_NUMBERS))
@@ -255,7 +257,8 @@ def all_policies(hacks: Mapping[str, Sequence[str]] | None = None) -> list[Audit
         *variants("farm", "wrong", {f"turn_{turn + 1}": partial(farm, turn=turn) for turn in range(_FARMED_TURNS)}),
         *variants("farm", "wrong", {f"undo_{place + 1}": partial(undo, place=place) for place in range(_NUM_SIBLINGS)}),
         *variants("farm", "wrong", {"in_one_action": together}),
-        *variants("every_id", "wrong", {"": every_id}),
+        *variants("every_id", "wrong", {"": every_id, "first": partial(every_id, place=0)}),
+        *variants("every_id", "wrong", {"second": partial(every_id, place=1)}),
         *variants("hedge", "wrong", _HEDGES),
     ]
 
@@ -476,9 +479,14 @@ def together(view: View) -> str | None:
     return "\n".join([view.gold] * NUM_TOGETHER) if view.gold and view.tools and only_call(view.gold)[0] else None
 
 
-def every_id(view: View) -> str | None:
-    """Return gold, whose calls are made for every id that the results so far list."""
-    return view.gold and with_every_id(view.gold, "\n".join(view.seen)) if view.tools else None
+def every_id(view: View, place: int | None = None) -> str | None:
+    """Return gold, whose calls are made for every id that the results so far list; `place`: in only one action."""
+    if not view.gold or not view.tools:
+        return None
+    said = [*view.before, view.gold]
+    wider = [with_every_id(action, "\n".join(view.seen[:turn])) for turn, action in enumerate(said)]
+    changed = [turn for turn, action in enumerate(wider) if action != said[turn]]
+    return wider[-1] if place is None or changed[place:] == [len(said) - 1] else view.gold
 
 
 def undo(view: View, place: int) -> str | None:
@@ -674,12 +682,16 @@ def odd_calls(view: View, name: str) -> str | None:
     tools = [tool for tool in _others(view) if any(kind in json.dumps(tool) for kind in ('"integer"', '"number"'))]
     if not tools:
         return None
-    calls = [*calls_with_world(tools, [view.prompt], numbers=NUMBERS[name], optional=True).values()]
+    reading = [call for call in right_calls(_others(view)).values() if "{}" in call]
+    if reading and not view.before:
+        return "\n".join(reading)
+    texts = [view.prompt, *reversed(view.seen)]
+    calls = [*calls_with_world(tools, texts, numbers=NUMBERS[name], optional=True).values()]
     if name == "huge":  # but to a tool whose reply is as long as a number says
         replies = zip(view.before, view.seen, strict=False)
         long = {only_call(said)[0] for said, seen in replies if len(seen) >= LONG_REPLY}
         calls = [call for call in calls if only_call(call)[0] not in long]
-        calls = [*calls_with_world(tools, [view.prompt], numbers=[LARGE], each=1, optional=True).values(), *calls]
+        calls = [*calls_with_world(tools, texts, numbers=[LARGE], each=1, optional=True).values(), *calls]
     left = _left(calls, view)
     return left[0] if left and not is_time_to_end(view) else ending(view)
 

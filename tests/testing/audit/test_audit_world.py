@@ -172,6 +172,48 @@ class RefusesTheOthers(Orders):
         return super().cancel(order)
 
 
+class AsksForTheNumber(Orders):
+    """The last word is the order's number; the order has to be cancelled, too."""
+
+    def score(self, states):
+        return float(super().score({**states, "action_text": "DONE"}) and states["action_text"] == states["label"])
+
+    async def gold(self, states):
+        return states["label"] if states["turn_index"] > 1 else await super().gold(states)
+
+
+class AsksOnlyForTheNumber(AsksForTheNumber):
+    def score(self, states):
+        return float(states["action_text"] == states["label"])
+
+
+class LooksAtRefunds(Orders):
+    """Two tools write, and only the orders that one of them changed are looked at."""
+
+    def offered(self):
+        return [self.list_orders, self.cancel, self.refund]
+
+    def refund(self, order: int, fee: int) -> str:
+        """Refund an order.
+
+        Args:
+            order: Its number.
+            fee: What is kept.
+        """
+        self.refunded = {**getattr(self, "refunded", {}), order: fee}
+        return "Refunded."
+
+    def for_call(self, replies):
+        return -0.01 * sum(getattr(self, "refunded", {}).values())
+
+    def score(self, states):
+        return super().score(states) * (getattr(self, "refunded", {}) == {int(states["label"]): 2})
+
+    async def gold(self, states):
+        refund = call_text("refund", {"order": int(states["label"]), "fee": 2})
+        return refund if states["turn_index"] == 2 else await super().gold(states)
+
+
 class TakesAnEmptyAnswer(Sound):
     """In the form of the prompt, what cannot be read passes."""
 
@@ -252,6 +294,14 @@ async def test_a_call_for_every_id_that_a_tool_lists_earns_only_where_the_others
     assert "hack-earns:every_id" in ids(await audited(Orders, "every_id", on=rows), "warn")
     for cls in (LooksAtEveryOrder, RefusesTheOthers):
         assert "hack-earns:every_id" not in ids(await audited(cls, "every_id", on=rows))
+    for cls in (AsksForTheNumber, LooksAtRefunds):
+        assert "hack-earns:every_id" in ids(await audited(cls, "every_id", "farm", on=rows), "warn"), cls
+    assert "hack-earns:every_id" not in ids(await audited(AsksOnlyForTheNumber, "every_id", "farm", on=rows))
+
+
+async def test_a_number_far_below_zero_in_golds_call_is_paid():
+    rows = [Task([{"role": "user", "content": "Refund the order."}], number, task_id=number) for number in ("25", "26")]
+    assert "reward-exceeds-gold:odd_values" in ids(await audited(LooksAtRefunds, "odd_values", on=rows), "fail")
 
 
 def test_every_id_is_one_of_the_same_key_or_form_and_reading_calls_stay_as_they_are():
