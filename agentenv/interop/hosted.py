@@ -280,10 +280,11 @@ def task_dataset(
             text = json.dumps(asdict(task) | {"images": []}, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DataError(f"{where}: expected JSON in task {task.task_id!r}, got {error}. Change the row.") from error
+        truth = task.label if isinstance(task.label, str) else json.dumps(task.label)  # of one type in all rows
         row = {
             "prompt": prompt_texts(task),
             "data_source": data_source or task.metadata.get("data_source", "agentenv"),
-            "reward_model": {"style": "rule", "ground_truth": json.dumps(task.label)},
+            "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"index": index, _TASK: text},
             **({agent_key: task.metadata[agent_key]} if agent_key in task.metadata else {}),
         }

@@ -200,9 +200,16 @@ def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
     ("entry", "row", "message"),
     [
         ({}, {}, None),
-        ({"max_token": 3}, {}, r"^EnvAgentLoop: expected keys among .*, got 'max_token'"),
+        ({"max_token": 3}, {}, r"loops.yaml, 'mine': EnvAgentLoop: expected keys among .*, got 'max_token'"),
         ({"_target_": ""}, {}, r"loops.yaml: expected a list of entries with name and _target_, got {'name': 'mine'"),
-        ({"_target_": "no.Loop"}, {}, r"train.parquet, row 1: expected an agent_name among .*, got 'mine'"),
+        ({"_target_": "no.Loop"}, {}, None),
+        (
+            {"_target_": "agentenv.interop.verl.agent_loop.EnvAgentLop"},
+            {},
+            r"'mine': expected agentenv.*EnvAgentLoop as",
+        ),
+        ({}, {"agent_name": "single_turn_agent"}, None),
+        ({}, {"agent_name": None}, r"row 1: expected an agent_name among .*, got None. Fill agent_name in each row"),
         ({}, {"agent_name": "agentenv/math_rety"}, r"row 1: .*rety'. Did you mean 'agentenv/math_retry'"),
         ({}, {"agent_name": "agentenv/math_retry"}, r"^row 000000: expected a label, got none"),
     ],
@@ -215,6 +222,18 @@ def test_entries_and_rows_are_checked_without_verl(tmp_path, entry, row, message
     dataset([{"prompt": "one", **row}]).to_parquet(file)
     with pytest.raises((ConfigError, DataError), match=message) if message else nullcontext():
         check(loops, [file], "mine")
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "list of entries, got None"), ("[A, A]", "one entry of this name")])
+def test_a_file_of_entries_has_each_name_once(tmp_path, text, message):
+    loops = tmp_path / "loops.yaml"
+    loops.write_text(text.replace("A", "{name: a, _target_: b.C}"))
+    with pytest.raises(ConfigError, match=message):
+        check(loops, [], "a")
+
+
+def test_the_ground_truth_of_a_text_is_the_text():
+    assert dataset([Task("q", "Austen")])[0]["reward_model"]["ground_truth"] == "Austen"
 
 
 def test_a_row_of_the_dataset_is_the_whole_task_again():

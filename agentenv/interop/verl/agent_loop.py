@@ -56,6 +56,7 @@ _KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")
 """Keys of an entry, besides `name` and hydra's own."""
 _OF_VERL = frozenset(("name", "processor", "hf_model_type"))
 """Further arguments whose values a YAML file may hold, too. verl's others are objects."""
+_LOOPS_OF_VERL = ("single_turn_agent", "tool_agent")
 _ROWS = itertools.count()
 """Numbers of the rows that verl does not number."""
 
@@ -266,32 +267,49 @@ class EnvAgentLoop:
 def check(agent_loops: str | Path, files: Sequence[str | Path], default_agent_loop: str) -> None:
     """Construct our entries of a YAML file, and read the rows of verl's parquet files, as verl does after its start.
 
+    Entries and rows of other loops are not checked.
+
     Raises:
         ConfigError: an entry lacks `name` or `_target_`, has an unknown key, or a value that its key does not take.
-        DataError: a row's `agent_name`, or `default_agent_loop` without it, names no loop of ours, or the row has
-            no label that it needs.
+        DataError: a row's `agent_name`, or `default_agent_loop` without it, names no loop, or the row has no label
+            that it needs.
     """
     import yaml
 
     rollout = SimpleNamespace(prompt_length=1, response_length=1)
     config = SimpleNamespace(data={}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     make = partial(EnvAgentLoop, SimpleNamespace(config=config), None, None)
-    loops: dict[str, Callable[[], EnvAgentLoop]] = {
-        f"agentenv/{name}": partial(make, name) for name in installed_envs()
-    }
-    for entry in yaml.safe_load(Path(agent_loops).read_text()) or ():
+    ours: dict[str, Callable[[], EnvAgentLoop]] = {f"agentenv/{name}": partial(make, name) for name in installed_envs()}
+    entries, others = yaml.safe_load(Path(agent_loops).read_text()), [*_LOOPS_OF_VERL]
+    if not isinstance(entries, list):
+        raise ConfigError(f"{agent_loops}: expected a list of entries, got {entries!r:.200}.")
+    for entry in entries:
         if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
             raise ConfigError(f"{agent_loops}: expected a list of entries with name and _target_, got {entry!r:.200}.")
-        if entry["_target_"].endswith(f".{EnvAgentLoop.__name__}"):
-            loops[entry["name"]] = partial(make, **{key: entry[key] for key in entry if not key.startswith("_")})
-            loops[entry["name"]]()
+        name, target = entry["name"], str(entry["_target_"])
+        where = f"{agent_loops}, {name!r}"
+        if [each.get("name") for each in entries if isinstance(each, dict)].count(name) > 1:
+            raise ConfigError(f"{where}: expected one entry of this name, got several. Rename one.")
+        if target.endswith(f".{EnvAgentLoop.__name__}"):
+            ours[name] = partial(make, **{key: entry[key] for key in entry if not key.startswith("_")})
+            try:
+                ours[name]()
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+        elif target.startswith("agentenv."):
+            known = f"{EnvAgentLoop.__module__}.{EnvAgentLoop.__name__}"
+            raise ConfigError(f"{where}: expected {known} as _target_, got {target!r}.")
+        else:
+            others.append(name)
     sources: dict[str, Any] = {}
     for where, row in (each for file in files for each in read_rows(str(file))):
         name = row.get("agent_name", default_agent_loop)
-        if name not in loops:
-            raise DataError(
-                f"{where}: expected an agent_name among {', '.join(loops)}, got {name!r}.{did_you_mean(name, loops)}"
-            )
+        if name in others:
+            continue
+        if name not in ours:
+            names = [*ours, *others]
+            advice = did_you_mean(name, names) if name else " Fill agent_name in each row, or in none."
+            raise DataError(f"{where}: expected an agent_name among {', '.join(names)}, got {name!r}.{advice}")
         if name not in sources:
-            sources[name] = loops[name]()._source
+            sources[name] = ours[name]()._source
         task_of(row["prompt"], row, where, sources[name])
