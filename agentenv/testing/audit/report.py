@@ -211,7 +211,10 @@ def _table_parts(audit: Audit) -> list[Any]:
                 str(row.num_full or ""), "\n".join(f"{num} {kind}" for kind, num in row.failures.items()),
             )  # fmt: skip
     parts: list[Any] = [table] if table.row_count else [Text(str(table.title))]
-    for names, what in ((zero, "earned 0.000"), (left, "left episodes before the end")):
+    for names, what in (
+        (zero, "earned 0.000"),
+        (left, "had actions for only a part of each episode, and so no reward"),
+    ):
         if names:
             parts.append(Text(f"{counted(len(names), 'policy', 'policies')} {what}: {', '.join(names)}"))
     return parts
