@@ -213,7 +213,7 @@ def _table_parts(audit: Audit) -> list[Any]:
     parts: list[Any] = [table] if table.row_count else [Text(str(table.title))]
     for names, what in (
         (zero, "earned 0.000"),
-        (left, "had actions for only a part of each episode, and so no reward"),
+        (left, "had actions for a part of each episode only, so no reward"),
     ):
         if names:
             parts.append(Text(f"{counted(len(names), 'policy', 'policies')} {what}: {', '.join(names)}"))

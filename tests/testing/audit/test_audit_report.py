@@ -75,7 +75,7 @@ async def test_an_episode_that_its_policy_leaves_has_not_failed():
     assert (left.num_failed, left.reward.mean) == (0, None)
     console = Console(record=True, width=200)
     console.print(screen(result))
-    assert "1 policy had actions for only a part of each episode, and so no reward: wrong" in console.export_text()
+    assert "1 policy had actions for a part of each episode only, so no reward: wrong" in console.export_text()
 
 
 async def test_a_note_names_a_task_and_the_command_that_plays_it_again():
