@@ -125,16 +125,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budgets of one episode; exhausting `max_length`, `max_turns` or a time limit of the environment truncates it."""
+    """Budgets of one episode; exhausting `max_length`, `max_turns` or `episode_timeout_s` truncates it."""
 
     max_length: int = 2048
     """Maximum number of tokens of the whole episode: prompt, actions and observations."""
     max_turns: int = 16
     """Maximum number of turns of the episode."""
     step_timeout_s: float = 60.0
-    """Time limit of one call of the agent (constructor, `reset`, `step`, `close`): `bounded` in `_util/calls.py`."""
+    """Time limit of one call of the agent (constructor, `reset`, `step`, `close`); exceeding it is a failure."""
     episode_timeout_s: float = 600.0
-    """Time limit of the whole episode."""
+    """Time limit of the whole episode, generation included. An action that has no result yet has no reward then."""
     generate_timeout_s: float = 300.0
     """Time limit of one generation; exceeding it is an engine failure, not a truncation."""
 

@@ -41,9 +41,9 @@ def batch_of(model: str, config: Any) -> Any:
     from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
     tasks = read_tasks(str(load_env("math_retry").datasets["word_problems_train"]), limit=2)
-    file = f"{tempfile.mkdtemp()}/train.parquet"
-    dataset(tasks).to_parquet(file)
-    rows = RLHFDataset(file, hf_tokenizer(model), config.data)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset(tasks).to_parquet(file := f"{folder}/train.parquet")
+        rows = RLHFDataset(file, hf_tokenizer(model), config.data)
     columns = collate_fn([rows[0], rows[1]]) | {"uid": np.array(["first", "second"], dtype=object)}
     return DataProto.from_single_dict(columns).repeat(4, interleave=True)
 

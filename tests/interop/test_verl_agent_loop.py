@@ -1,5 +1,6 @@
 """EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
 
+import asyncio
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.interop import test_trl_rollout as trl_rollout
 from tests.interop.protos import stand_in
 from tests.interop.test_trl_rollout import Guess
 
+TARGET = "agentenv.interop.verl.agent_loop.EnvAgentLoop"
 PARAMS = {"temperature": 0.5, "logprobs": True}
 ROW = {"raw_prompt": [{"role": "user", "content": "one"}], "reward_model": {"ground_truth": "1"}, "uid": "u"}
 
@@ -93,6 +95,22 @@ async def test_a_row_without_a_label_is_refused_where_one_is_needed(run, columns
     with pytest.raises(DataError, match=r"^row (u|000000): expected a label, got none in the columns raw_prompt, "):
         await run(Server("1"), row)
     assert (await run(Server("1"), row, env=f"{__file__}:GuessNothing")).reward_score == 0.0
+
+
+async def test_an_episode_that_its_time_limit_cut_is_trained_on_and_logged(run, caplog):
+    server = Server("half", "1", "1")
+    answer = server.generate
+
+    async def generate(*args, **kwargs):
+        if server.asked:
+            await asyncio.Event().wait()  # until the limit
+        return await answer(*args, **kwargs)
+
+    server.generate = generate
+    made = await run(server, {**ROW, "session_id": 0}, limits={"episode_timeout_s": 0.2})
+    assert [(each.reward_score, each.extra_fields["stop_reason"]) for each in made] == [(0.25, "episode_timeout")]
+    (record,) = caplog.records
+    assert record.getMessage() == "EnvAgentLoop: u/0 ended after episode_timeout_s=0.2"
 
 
 async def test_one_session_asks_with_verls_parameters_and_its_priority(run):
@@ -200,36 +218,51 @@ def test_a_key_of_the_entry_that_means_nothing_is_refused(entry):
     ("entry", "row", "message"),
     [
         ({}, {}, None),
-        ({"max_token": 3}, {}, r"loops.yaml, 'mine': EnvAgentLoop: expected keys among .*, got 'max_token'"),
-        ({"_target_": ""}, {}, r"loops.yaml: expected a list of entries with name and _target_, got {'name': 'mine'"),
-        ({"_target_": "no.Loop"}, {}, None),
         (
-            {"_target_": "agentenv.interop.verl.agent_loop.EnvAgentLop"},
+            {"max_token": 3},
             {},
-            r"'mine': expected agentenv.*EnvAgentLoop as",
+            r"loops.yaml, entry 'mine': EnvAgentLoop: .*'max_token'. Did you mean 'max_tokens'",
         ),
-        ({}, {"agent_name": "single_turn_agent"}, None),
-        ({}, {"agent_name": None}, r"row 1: expected an agent_name among .*, got None. Fill agent_name in each row"),
+        ({"_target_": ""}, {}, r"loops.yaml: expected a list of entries with name and _target_, got {'name': 'mine'"),
+        ({"name": 3}, {}, r"loops.yaml: expected a list of entries with name and _target_, got {'name': 3"),
+        ({"_target_": f"{TARGET}s"}, {}, rf"loops.yaml, entry 'mine': expected .*Loops'. Did you mean '{TARGET}'"),
+        ({"_target_": "no.Loop"}, {}, None),
+        ({}, {"agent_name": "tool_agent"}, None),
+        (
+            {},
+            {"agent_name": None},
+            r"row 1: expected an agent_name among .*, got None. Fill the column in all rows, or in none",
+        ),
+        ({"name": "other"}, {}, r"train.parquet, row 1: expected an agent_name among .*, got 'mine'"),
         ({}, {"agent_name": "agentenv/math_rety"}, r"row 1: .*rety'. Did you mean 'agentenv/math_retry'"),
         ({}, {"agent_name": "agentenv/math_retry"}, r"^row 000000: expected a label, got none"),
     ],
 )
 def test_entries_and_rows_are_checked_without_verl(tmp_path, entry, row, message):
     loops, file = tmp_path / "loops.yaml", tmp_path / "train.parquet"
-    target = "agentenv.interop.verl.agent_loop.EnvAgentLoop"
-    given = {"name": "mine", "_target_": target, "env": f"{__file__}:GuessNothing", **entry}
+    given = {"name": "mine", "_target_": TARGET, "env": f"{__file__}:GuessNothing", **entry}
     loops.write_text(json.dumps([{key: value for key, value in given.items() if value}]))
-    dataset([{"prompt": "one", **row}]).to_parquet(file)
+    rows = dataset([{"prompt": "one"}])
+    for name, value in row.items():
+        rows = rows.add_column(name, [value])
+    rows.to_parquet(file)
     with pytest.raises((ConfigError, DataError), match=message) if message else nullcontext():
         check(loops, [file], "mine")
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "list of entries, got None"), ("[A, A]", "one entry of this name")])
-def test_a_file_of_entries_has_each_name_once(tmp_path, text, message):
-    loops = tmp_path / "loops.yaml"
-    loops.write_text(text.replace("A", "{name: a, _target_: b.C}"))
-    with pytest.raises(ConfigError, match=message):
-        check(loops, [], "a")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a list of entries with name and _target_, got None"),
+        ("name: mine", "expected a list of entries with name and _target_, got {'name': 'mine'}"),
+        ("[", "expected YAML, got an error"),
+        ("[{name: a, _target_: b.C}, {name: a, _target_: d.E}]", "expected different names, got two entries 'a'"),
+    ],
+)
+def test_a_file_of_entries_that_verl_would_misread_is_refused(tmp_path, text, message):
+    (tmp_path / "loops.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"loops\.yaml: {message}"):
+        check(tmp_path / "loops.yaml", [], "mine")
 
 
 def test_the_ground_truth_of_a_text_is_the_text():

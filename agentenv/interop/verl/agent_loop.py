@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from agentenv.core.arguments import settings_from
 from agentenv.core.dataset import read_rows
 from agentenv.core.engine import Engine, engine_errors
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, Limits, SamplingParams, Task, own_limits
+from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task, own_limits
 from agentenv.episode.registry import env_source, installed_envs
 from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
@@ -51,12 +52,16 @@ from agentenv.interop.hosted import (
 )
 from agentenv.interop.verl.records import to_records
 
+logger = logging.getLogger(__name__)
+
 _WHERE = "EnvAgentLoop"
 _KEYS = ("env", "env_kwargs", "limits", "max_tokens", "chat_options")
 """Keys of an entry, besides `name` and hydra's own."""
 _OF_VERL = frozenset(("name", "processor", "hf_model_type"))
 """Further arguments whose values a YAML file may hold, too. verl's others are objects."""
+_TARGETS = (f"{__name__}.EnvAgentLoop", "agentenv.interop.verl.EnvAgentLoop")
 _LOOPS_OF_VERL = ("single_turn_agent", "tool_agent")
+"""What verl registers itself."""
 _ROWS = itertools.count()
 """Numbers of the rows that verl does not number."""
 
@@ -186,7 +191,8 @@ class EnvAgentLoop:
     ) -> None:
         for key, value in others.items():
             if key not in _OF_VERL and isinstance(plain(value), str | float | int | list | dict | None):
-                raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.")
+                advice = did_you_mean(key, _KEYS)
+                raise ConfigError(f"{_WHERE}: expected keys among {', '.join(_KEYS)}, got {key!r}.{advice}")
         arguments = plain(env_kwargs) or {}
         if not isinstance(env, str) or not isinstance(arguments, dict):
             raise ConfigError(
@@ -234,6 +240,9 @@ class EnvAgentLoop:
         planned = PlannedEpisode(task, next(_ROWS) if number is None else int(number))
         (trajectory,) = await run_planned(self._source, setup, [planned])
         FailureCount(_WHERE).add(trajectory, problem_of(trajectory))
+        if trajectory.stop_reason == StopReason.EPISODE_TIMEOUT:
+            limit_s = self._limits.episode_timeout_s
+            logger.warning("%s: %s ended after episode_timeout_s=%g", _WHERE, trajectory.episode_id, limit_s)
         outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]
         if "session_id" in row:
             return outputs
@@ -265,51 +274,56 @@ class EnvAgentLoop:
 
 
 def check(agent_loops: str | Path, files: Sequence[str | Path], default_agent_loop: str) -> None:
-    """Construct our entries of a YAML file, and read the rows of verl's parquet files, as verl does after its start.
-
-    Entries and rows of other loops are not checked.
+    """Construct our entries of a YAML file, and read our rows of verl's parquet files, as verl does after its start.
 
     Raises:
-        ConfigError: an entry lacks `name` or `_target_`, has an unknown key, or a value that its key does not take.
-        DataError: a row's `agent_name`, or `default_agent_loop` without it, names no loop, or the row has no label
-            that it needs.
+        ConfigError: the file has no list of entries, or two of one name. An entry lacks `name` or `_target_`, nearly
+            names this class, has an unknown key, or a value that its key does not take.
+        DataError: a row's `agent_name`, or `default_agent_loop` without it, names no loop, or a row of ours has no
+            label that it needs.
     """
-    import yaml
-
     rollout = SimpleNamespace(prompt_length=1, response_length=1)
     config = SimpleNamespace(data={}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
     make = partial(EnvAgentLoop, SimpleNamespace(config=config), None, None)
-    ours: dict[str, Callable[[], EnvAgentLoop]] = {f"agentenv/{name}": partial(make, name) for name in installed_envs()}
-    entries, others = yaml.safe_load(Path(agent_loops).read_text()), [*_LOOPS_OF_VERL]
-    if not isinstance(entries, list):
-        raise ConfigError(f"{agent_loops}: expected a list of entries, got {entries!r:.200}.")
-    for entry in entries:
-        if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
-            raise ConfigError(f"{agent_loops}: expected a list of entries with name and _target_, got {entry!r:.200}.")
-        name, target = entry["name"], str(entry["_target_"])
-        where = f"{agent_loops}, {name!r}"
-        if [each.get("name") for each in entries if isinstance(each, dict)].count(name) > 1:
-            raise ConfigError(f"{where}: expected one entry of this name, got several. Rename one.")
-        if target.endswith(f".{EnvAgentLoop.__name__}"):
-            ours[name] = partial(make, **{key: entry[key] for key in entry if not key.startswith("_")})
+    loops: dict[str, Callable[[], EnvAgentLoop] | None] = dict.fromkeys(_LOOPS_OF_VERL)
+    loops |= {f"agentenv/{name}": partial(make, name) for name in installed_envs()}
+    for name, entry in _entries(agent_loops).items():
+        loops[name] = None
+        if entry["_target_"] in _TARGETS:
+            loops[name] = loop = partial(make, **{key: entry[key] for key in entry if not key.startswith("_")})
             try:
-                ours[name]()
+                loop()
             except ConfigError as error:
-                raise ConfigError(f"{where}: {error}") from error
-        elif target.startswith("agentenv."):
-            known = f"{EnvAgentLoop.__module__}.{EnvAgentLoop.__name__}"
-            raise ConfigError(f"{where}: expected {known} as _target_, got {target!r}.")
-        else:
-            others.append(name)
+                raise ConfigError(f"{agent_loops}, entry {name!r}: {error}") from error
     sources: dict[str, Any] = {}
     for where, row in (each for file in files for each in read_rows(str(file))):
         name = row.get("agent_name", default_agent_loop)
-        if name in others:
+        if name not in loops:
+            advice = " Fill the column in all rows, or in none." if name is None else did_you_mean(str(name), loops)
+            raise DataError(f"{where}: expected an agent_name among {', '.join(loops)}, got {name!r}.{advice}")
+        if (make_loop := loops[name]) is None:
             continue
-        if name not in ours:
-            names = [*ours, *others]
-            advice = did_you_mean(name, names) if name else " Fill agent_name in each row, or in none."
-            raise DataError(f"{where}: expected an agent_name among {', '.join(names)}, got {name!r}.{advice}")
         if name not in sources:
-            sources[name] = ours[name]()._source
+            sources[name] = make_loop()._source
         task_of(row["prompt"], row, where, sources[name])
+
+
+def _entries(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Return the entries of verl's YAML file by name."""
+    import yaml
+
+    try:
+        listed = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: expected YAML, got an error: {error}.") from error
+    entries: dict[str, dict[str, Any]] = {}
+    for entry in listed if isinstance(listed, list) and listed else (listed,):
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "_target_")):
+            raise ConfigError(f"{path}: expected a list of entries with name and _target_, got {entry!r:.200}.")
+        name, target = entry["name"], entry["_target_"]
+        if target not in _TARGETS and (advice := did_you_mean(target, _TARGETS, cutoff=0.8)):
+            raise ConfigError(f"{path}, entry {name!r}: expected a class as _target_, got {target!r}.{advice}")
+        if name in entries:
+            raise ConfigError(f"{path}: expected different names, got two entries {name!r}. Rename one of them.")
+        entries[name] = entry
+    return entries
