@@ -24,7 +24,7 @@ _BOM = b"\xef\xbb\xbf"
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-_NO_LABELS = "An environment without labels has needs_label = False."
+_NO_LABELS = "An environment without labels has needs_label = False, which read_tasks takes, too."
 _NOTHING: Mapping[str, Path] = MappingProxyType({})
 
 
@@ -61,6 +61,8 @@ def read_tasks(
     taken: dict[str, str] = {}  # the row that gave itself the id, empty for a number, by id
     rows = read_rows(spec, split, builtin) if isinstance(spec, str) else _numbered("data", spec)
     for where, row in islice(rows, limit):
+        if isinstance(row, str) and not isinstance(spec, str):
+            raise DataError(f"{where}: expected a row, got the text {brief(row, 60)}. Read each file with read_tasks.")
         if isinstance(row, Task):
             tasks.append(replace(row, task_id=_task_id(where, {"id": row.task_id}, len(tasks), taken)))
             continue

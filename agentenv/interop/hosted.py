@@ -67,12 +67,14 @@ class FailureCount:
         self.where = where
         self.num_episodes = 0
         self.num_failed = 0
+        self.num_step_retries = 0
         self.in_a_row = 0
         self._results: set[str] = set()
 
     def __repr__(self) -> str:
         """Return the counts."""
-        return f"{self.where}: {self.num_failed} of {self.num_episodes} episodes failed"
+        failed = f"{self.num_failed} of {self.num_episodes} episodes failed"
+        return f"{self.where}: {failed}, steps called again: {self.num_step_retries}"
 
     def add(self, trajectory: Trajectory, problem: str | None, *, max_in_a_row: int = 1, result: str = "") -> None:
         """Count an episode. `problem` says why it failed, and `result` what the host gets for it.
@@ -83,6 +85,7 @@ class FailureCount:
             InfraError: so many in a row failed; by default the first that fails raises.
         """
         self.num_episodes += 1
+        self.num_step_retries += trajectory.num_step_retries
         self.in_a_row = 0 if problem is None else self.in_a_row + 1
         if problem is None:
             return

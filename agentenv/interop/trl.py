@@ -14,7 +14,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, wraps
+from functools import cached_property, partial
 from typing import Any
 from zlib import crc32
 
@@ -69,40 +69,56 @@ def dataset(rows: str | Sequence[Mapping[str, Any] | Task]) -> Any:
 
 
 def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:
-    """Return the episodes' rewards, for `reward_funcs`; None for a failed one, which TRL leaves out of its group."""
+    """Return the episodes' rewards, for `reward_funcs`."""
     return list(reward)
 
 
-def _for_groups(function: Any) -> Any:
-    """Return a reward function whose values of failed episodes are None: TRL leaves out rows without any other value.
+def _without_failed(function: Any, name: str) -> Any:
+    """Return a reward function that does not get the failed episodes, and has None for each: TRL leaves these out.
 
     It also logs the shares of failed and of truncated episodes.
     """
-    if getattr(function, "_is_for_groups", False):
+    if getattr(function, "_is_without_failed", False):
         return function
 
-    def kept(values: Any, failed: Sequence[bool], truncated: Sequence[bool], log_metric: Any = None, **_: Any) -> Any:
-        if log_metric is not None:
-            log_metric("failed", sum(failed) / len(failed))
-            log_metric("truncated", sum(truncated) / len(truncated))
-        if len(values) != len(failed):
-            return values  # TRL says so
-        return [None if lost else value for value, lost in zip(values, failed, strict=True)]
+    def spread(values: Any, failed: Sequence[bool]) -> list[Any]:
+        given, expected = list(values), len(failed) - sum(failed)
+        if len(given) != expected:
+            raise ContractError(
+                f"EnvRollout: expected {expected} values of the reward function {name!r}, got {len(given)}. Return one "
+                "for each episode that it gets."
+            )
+        left = iter(given)
+        return [None if lost else next(left) for lost in failed]
+
+    def kept(columns: dict[str, Any]) -> dict[str, Any]:
+        failed = columns["failed"]
+        for share in ("failed", "truncated"):
+            columns["log_metric"](share, sum(columns[share]) / len(failed))
+        rows = {
+            key: [each for each, lost in zip(values, failed, strict=True) if not lost]
+            for key, values in columns.items()
+            if isinstance(values, list)
+        }
+        return columns | rows | {"log_extra": lambda key, values: columns["log_extra"](key, spread(values, failed))}
 
     wrapped: Any
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__):
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__):  # as TRL tells them apart
 
-        @wraps(function)
-        async def wrapped(**given: Any) -> Any:
-            return kept(await function(**given), **given)
+        async def wrapped(**columns: Any) -> Any:
+            rows = kept(columns)
+            return spread(await function(**rows) if rows["failed"] else [], columns["failed"])
 
     else:
 
-        @wraps(function)
-        def wrapped(**given: Any) -> Any:
-            return kept(function(**given), **given)
+        def wrapped(**columns: Any) -> Any:
+            rows = kept(columns)
+            return spread(function(**rows) if rows["failed"] else [], columns["failed"])
 
-    wrapped._is_for_groups = True
+    wrapped._is_without_failed = True
     return wrapped
 
 
@@ -124,8 +140,7 @@ class EnvRollout:
     in this process or as a server. Sampling follows them, too, except for `max_tokens`.
 
     A failed episode is a row with one masked token and the reward None: TRL leaves it out of the group's baseline, and
-    its advantage is 0. What other reward functions return for it is not used; they have the parameter `failed` or
-    `reward`, since most other columns of it are None.
+    its advantage is 0. Reward functions do not get it. A reward model among them is refused.
 
     Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
 
@@ -205,20 +220,18 @@ class EnvRollout:
         """Run the episodes and return TRL's columns, in the order of the prompts.
 
         Raises:
-            ConfigError: the trainer has an argument that this function cannot follow, or has a reward function
-                that has neither parameter, `failed` or `reward`.
+            ConfigError: the trainer has an argument that this function cannot follow, or has a reward model.
             ContractError: an episode has several segments.
             DataError: a prompt is of none of the rows, or the engine returned no log-probability for an action.
             InfraError: `max_failed_in_a_row` episodes failed.
         """
-        for number, name in enumerate(trainer.reward_func_names):
-            function = trainer.reward_funcs[number]
-            if inspect.signature(function).parameters.keys().isdisjoint({"failed", "reward"}):
-                raise ConfigError(
-                    f"EnvRollout: expected reward functions with the parameter failed or reward, got {name!r}. Write "
-                    f"`def {name}(failed, **columns)`: where failed is True, most other columns are None."
-                )
-            trainer.reward_funcs[number] = _for_groups(function)
+        named = [*zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)]
+        if models := [name for function, name in named if hasattr(function, "forward")]:
+            raise ConfigError(
+                f"EnvRollout: expected reward functions, got the model {models[0]!r}. Call it in a function: TRL would "
+                "give failed episodes its value, too."
+            )
+        trainer.reward_funcs = [_without_failed(function, name) for function, name in named]
         sampling = _sampling(trainer, self.max_tokens)
         first = trainer.accelerator.process_index * len(prompts)
         planned = [PlannedEpisode(self._task(prompt), number) for number, prompt in enumerate(prompts, first)]

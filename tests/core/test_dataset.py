@@ -300,8 +300,15 @@ def test_a_row_may_lack_the_label_where_none_is_needed(jsonl):
 
 
 def test_a_missing_label_key_is_not_a_silent_none(jsonl):
-    with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Rename .* set --label_key"):
+    with pytest.raises(
+        DataError, match=r"expected key 'label', got keys \['prompt'\]. Rename .* set --label_key.*read_tasks takes"
+    ):
         read_tasks(jsonl({"prompt": "q"}))
+
+
+def test_a_list_holds_rows_and_no_files():
+    with pytest.raises(DataError, match=r"data, row 1: expected a row, got the text 'a.jsonl'. Read each file with"):
+        read_tasks(["a.jsonl", "b.jsonl"])
 
 
 @pytest.mark.parametrize(("label", "key"), [(None, "label"), ({"gold": None}, "label.gold")])

@@ -51,9 +51,9 @@ def test_a_problem_is_told_for_episodes_without_a_reward_only():
 def test_failures_in_a_row_end_the_job_and_others_warn(caplog):
     count = FailureCount("Host.run")
     for problem in ("a", "b", None, "c"):
-        count.add(failed(), problem, max_in_a_row=3, result="It is left out.")
+        count.add(replace(failed(), retried=["InfraError"]), problem, max_in_a_row=3, result="It is left out.")
     assert (count.num_episodes, count.num_failed, count.in_a_row) == (4, 3, 1)
-    assert repr(count) == "Host.run: 3 of 4 episodes failed"
+    assert repr(count) == "Host.run: 3 of 4 episodes failed, steps called again: 4"
     count.add(failed(), "d", max_in_a_row=3)
     with pytest.raises(InfraError, match=r"failed: e\. Failures in a row: 3\."):
         count.add(failed(), "e", max_in_a_row=3)

@@ -12,7 +12,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Completion, Limits, StepResult
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm.http import VLLMHTTPEngine
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop import trl as rollout
 from agentenv.interop.hosted import GatheringEngine
 from agentenv.interop.trl import EnvRollout, dataset, reward
@@ -124,21 +124,40 @@ def test_a_failed_episode_is_a_masked_token_without_a_reward(roll):
     assert out["stop_reason"] == ["error", "terminated"]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_no_reward_function_gives_a_failed_episode_a_value_and_its_share_is_logged(roll, is_async):
-    def ones(failed, **columns):
-        return [1.0] * len(failed)
+def num_spans(turn_spans, log_extra, **columns):
+    log_extra("spans", turn_spans)
+    return [float(len(spans)) for spans in turn_spans]
 
-    async def awaited(failed, **columns):
-        return [1.0] * len(failed)
 
-    trainer, told = trainer_with(), {}
-    trainer.reward_funcs, trainer.reward_func_names = [awaited if is_async else ones], ["ones"]
-    for _ in range(2):  # of each step
-        out = roll(lambda request: "bang" if "one" in request.prompt else "2", trainer=trainer)
-    values = trainer.reward_funcs[0](completions=[None] * 2, log_metric=told.__setitem__, **out)
-    assert (asyncio.run(values) if is_async else values) == [None, 1.0]
-    assert told == {"failed": 0.5, "truncated": 0.0}
+class Awaited:
+    async def __call__(self, turn_spans, log_extra, **columns):
+        return num_spans(turn_spans, log_extra)
+
+
+@pytest.mark.parametrize("function", [num_spans, Awaited(), partial(Awaited())])
+def test_reward_functions_do_not_get_failed_episodes_which_have_no_value_and_whose_share_is_logged(roll, function):
+    def told_by(script):
+        given, trainer, told = [function], trainer_with(), {}
+        trainer.reward_funcs, trainer.reward_func_names = given, ["function"]
+        for _ in range(2):  # of each step
+            out = roll(script, trainer=trainer)
+        log = {"log_metric": told.__setitem__, "log_extra": told.__setitem__}
+        values = trainer.reward_funcs[0](completions=[None] * 2, trainer_state=None, **log, **out)
+        assert given == [function]
+        return (asyncio.run(values) if asyncio.iscoroutine(values) else values), told
+
+    values, told = told_by(lambda request: "bang" if "one" in request.prompt else "2")
+    assert values == [None, 1.0]
+    assert told == {"failed": 0.5, "truncated": 0.0, "spans": [None, [[0, 2]]]}
+    assert told_by(["bang"]) == ([None, None], {"failed": 1.0, "truncated": 0.0})  # it was not called
+
+
+def test_a_reward_function_with_too_few_values_is_named(roll):
+    trainer = trainer_with()
+    trainer.reward_funcs, trainer.reward_func_names = [lambda **columns: []], ["none"]
+    out = roll(["1"], trainer=trainer)
+    with pytest.raises(ContractError, match="expected 2 values of the reward function 'none', got 0"):
+        trainer.reward_funcs[0](log_metric=lambda *_: None, log_extra=None, **out)
 
 
 def test_the_finish_reason_is_that_of_the_last_action_whatever_ended_the_episode(roll):
@@ -155,19 +174,10 @@ def test_an_episode_that_a_slow_step_lost_has_failed_and_is_not_truncated(roll):
     assert (out["stop_reason"], out["failed"], out["truncated"]) == (["step_timeout"] * 2, [True] * 2, [False] * 2)
 
 
-def test_a_reward_function_that_would_be_all_that_a_failed_row_has_is_refused(roll):
-    def brevity(completions, **columns):
-        return [-1.0] * len(completions)
-
-    def careful(completions, failed, **columns):
-        return [None if lost else -1.0 for lost in failed]
-
+def test_a_reward_model_is_refused(roll):
     trainer = trainer_with()
-    own = partial(reward, unused=None)
-    trainer.reward_funcs, trainer.reward_func_names = [own, careful], ["own", "careful"]
-    assert roll(["1"], trainer=trainer)["reward"] == [1.0, 0.0]
-    trainer.reward_funcs[1], trainer.reward_func_names[1] = brevity, "brevity"
-    with pytest.raises(ConfigError, match="with the parameter failed or reward, got 'brevity'"):
+    trainer.reward_funcs, trainer.reward_func_names = [reward, SimpleNamespace(forward=len)], ["reward", "judge"]
+    with pytest.raises(ConfigError, match="expected reward functions, got the model 'judge'"):
         roll(["1"], trainer=trainer)
 
 

@@ -90,7 +90,7 @@ def test_right_siblings_of_a_failed_episode_have_no_advantage_and_no_weight_move
     assert all_trained["right"]["failed"] == [0.25]
     lost(
         "TRL", "GRPOTrainer", versions("trl"),
-        gets="a row of one masked token, for which no reward function has a value",
+        gets="a row of one masked token, which reward functions do not get",
         again="once, after an infrastructure error (`max_retries`)", counted="`failed` in its log",
         advantages={"grpo": [groups["right"], groups["zero"]]},
     )  # fmt: skip

@@ -117,12 +117,12 @@ def zero(completions, reward, failed, **columns):
     return [value or 0.0 for value in reward]
 
 
-zero._is_for_groups = True  # EnvRollout would replace the 0
+zero._is_without_failed = True  # EnvRollout would replace the 0
 
 
-def brevity(completions, failed, **columns):
-    """A second reward, which has a value for a failed episode, too."""
-    return [-2.0 if lost else -1.0 for lost in failed]
+def brevity(completions, **columns):
+    """A second reward, which knows nothing of failed episodes."""
+    return [-1.0] * len(completions)
 
 
 def trained(name, *, max_steps=1, is_masked=False, group=8, reward_func=reward):
