@@ -66,7 +66,7 @@ async def test_a_turn_that_cannot_be_interrupted_ends_the_session(sandbox):
 
 
 async def test_memory_runs_out_without_ending_the_session(sandbox):
-    limits = ExecLimits(memory_mb=64, wall_s=60.0)  # a machine that swaps took longer than the usual limit once
+    limits = ExecLimits(memory_mb=64, wall_s=60.0)  # a busy machine took longer than the usual limit once
     async with sandbox.session(limits=limits) as session:
         assert (await session.run("x = bytearray(1 << 30)")).status is ExecStatus.MEMORY
         assert (await session.run("1 + 1")).value == "2"
